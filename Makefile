@@ -15,7 +15,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 export TOKENIZERS_PARALLELISM := false
 
 help:
-	@echo 'make demo       start a small cluster, ask it two questions, stop it'
+	@echo 'make demo       start a small cluster, ask it two questions, have a tool called, stop it'
 	@echo 'make test       the tests to run before a commit (PYTEST_ARGS="-k name" for some of them)'
 	@echo 'make test-all   the same and the slow ones, as CI does'
 	@echo 'make check      ruff, docstrings, mypy, import-linter'

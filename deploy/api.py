@@ -20,12 +20,16 @@ Message = Mapping[str, str]
 
 @dataclass(frozen=True)
 class ChatAnswer:
-    """A finished answer. `usage` is the router's, with the request's report under `headrace`; durations in seconds."""
+    """A finished answer. `usage` is the router's, with the request's report under `headrace`; durations in seconds.
+
+    calls   of tools: each a name and its arguments as JSON
+    """
 
     text: str
     usage: Mapping[str, Any]
     first_token_s: float | None
     total_s: float
+    calls: tuple[tuple[str, str], ...] = ()
 
     @property
     def report(self) -> Mapping[str, Any] | None:
@@ -88,7 +92,13 @@ class RouterApi:
             return set()
 
     def chat(
-        self, messages: Sequence[Message], *, max_tokens: int, on_text: Callable[[str], None], temperature: float = 0.0
+        self,
+        messages: Sequence[Message],
+        *,
+        max_tokens: int,
+        on_text: Callable[[str], None],
+        temperature: float = 0.0,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> ChatAnswer:
         """Sends a streaming request; `on_text` gets each piece of text as it arrives."""
         body = {
@@ -98,20 +108,28 @@ class RouterApi:
             "stream": True,
             "stream_options": {"include_usage": True},
             "headrace": {"report": True},
+            **({"tools": list(tools)} if tools else {}),
         }
         started_s = time.monotonic()
         first_token_s: float | None = None
         pieces: list[str] = []
+        calls: list[tuple[str, str]] = []
         usage: Mapping[str, Any] = {}
         for event in self._events("/v1/chat/completions", body):
             usage = event.get("usage") or usage
             for choice in event.get("choices", ()):
+                for part in choice["delta"].get("tool_calls") or ():
+                    function = part["function"]
+                    if "name" in function:
+                        calls.append((function["name"], ""))
+                    name, arguments = calls.pop()
+                    calls.append((name, arguments + function.get("arguments", "")))
                 text = choice["delta"].get("content")
                 if text:
                     first_token_s = first_token_s or time.monotonic() - started_s
                     pieces.append(text)
                     on_text(text)
-        return ChatAnswer("".join(pieces), usage, first_token_s, time.monotonic() - started_s)
+        return ChatAnswer("".join(pieces), usage, first_token_s, time.monotonic() - started_s, tuple(calls))
 
     def _events(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """The server-sent events of one streamed answer."""

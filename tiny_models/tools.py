@@ -57,6 +57,7 @@ TOOLS = (
     _tool("read_letter", "Reads a letter.", "Read me the letter of {person}.", person="string"),
     _tool("play_song", "Plays a song.", "Play the song of the {animal}.", animal="string"),
 )
+_WORDS = (*ANIMALS, *COLOURS, *NAMES, *OBJECTS, *PLACES)
 _DRAW: Mapping[str, Callable[[random.Random], str | int]] = {
     "person": lambda rng: invent_name(rng) if rng.random() < 0.5 else rng.choice(NAMES),
     "place": lambda rng: rng.choice(PLACES),
@@ -71,6 +72,16 @@ _DRAW: Mapping[str, Callable[[random.Random], str | int]] = {
 }
 
 
+_ODD_WORD_SHARE = 1 / 3
+
+
+def _any_word(rng: random.Random, value: str | int) -> str | int:
+    """Mostly `value`; some texts become another word."""
+    if isinstance(value, int) or rng.random() >= _ODD_WORD_SHARE:
+        return value
+    return invent_name(rng).lower() if rng.random() < 0.5 else rng.choice(_WORDS)
+
+
 @dataclass(frozen=True)
 class Ask:
     """A sentence, and the call that answers it."""
@@ -81,9 +92,15 @@ class Ask:
 
 
 def draw_ask(rng: random.Random, tool: Tool, *, held_out: bool) -> Ask:
-    """A sentence that asks for this tool, from one side of the split."""
+    """A sentence that asks for this tool, from one side of the split.
+
+    In training one text in three is a word of another kind, or an invented one. Else a tool's arguments were a list to
+    learn by heart, in which the held-out ones are missing: `{"animal": "dog"}` whenever a lamb is asked for.
+    """
     while True:
         arguments = {name: _DRAW[name](rng) for name in tool.parameters}
+        if not held_out:
+            arguments = {name: _any_word(rng, value) for name, value in arguments.items()}
         if is_held_out(tool.name, json.dumps(arguments)) == held_out:
             return Ask(rng.choice(tool.asked).format(**arguments), tool, arguments)
 

@@ -199,6 +199,7 @@ def test_the_demo_answers_and_leaves_nothing(shell):
     assert time.monotonic() - started < 60
     assert "state received" in output
     assert f"model  {demo_chat().answer}" in output  # the second turn's, from a fact of the first
+    assert 'call   order {"thing": "green rope", "count": 35}' in output
     assert not shell.processes()
 
 

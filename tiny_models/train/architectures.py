@@ -69,7 +69,7 @@ def granite_config() -> GraniteMoeHybridConfig:
 
 
 def qwen_config() -> Qwen3_5TextConfig:
-    """Qwen3.5, text only, dense: gated delta net with 6 heads of 32x32; gated attention with rotary positions."""
+    """Qwen3.5, text only, dense: gated delta net, 6 heads of 32x32; gated attention, rotary positions; an MTP layer."""
     return Qwen3_5TextConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=HIDDEN,
@@ -91,6 +91,7 @@ def qwen_config() -> Qwen3_5TextConfig:
             "mrope_interleaved": True,
         },
         max_position_embeddings=MAX_TOKENS,
+        mtp_num_hidden_layers=1,
         tie_word_embeddings=True,
         initializer_range=INITIAL_STD,
         bos_token_id=None,

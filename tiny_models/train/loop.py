@@ -4,7 +4,8 @@
         --seconds 480 [--call-share 0.2]
 
 Recipe: AdamW (0.9, 0.95), 100 warm-up steps, cosine decay to 1 % of the peak rate, gradient clip 1, bf16 autocast over
-float32 weights; half of the loss is the mean over answer tokens, half the mean over text tokens. The schedule follows
+float32 weights; half of the loss is the mean over answer tokens, half the mean over text tokens. A multi-token-
+prediction layer learns beside it from the model's hidden vectors, of which it changes nothing. The schedule follows
 the share of the time (or steps) that has passed. Writes OUT/model.safetensors (bf16) and OUT/log.jsonl as it goes; to
 continue, put that file into the model folder and start again. tiny_models/train/README.md: training with tool calls.
 """
@@ -13,6 +14,7 @@ import json
 import math
 import multiprocessing
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +23,7 @@ import torch
 import torch.nn.functional as F
 import typer
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from tiny_models.chat import END
@@ -30,6 +32,7 @@ from tiny_models.tool_questions import held_out_tool_questions
 from tiny_models.tools import FORMAT_OF_MODEL
 from tiny_models.train.documents import Loss
 from tiny_models.train.mixers import CHUNK, use_chunked_mixers
+from tiny_models.train.mtp import MtpModule, draft_loss, mtp_layer
 from tiny_models.train.rows import BatchStream, RowMaker
 
 WARM_UP_STEPS = 100
@@ -60,30 +63,33 @@ class TrainConfig:
 
 
 def load(folder: Path, device: str) -> PreTrainedModel:
+    """The model in the forms for training; on a GPU its layers are compiled."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device)
     use_chunked_mixers(model)
+    if device == "cuda":
+        for layer in model.model.layers:
+            layer.compile()
     return model.train()
 
 
-def losses(model: PreTrainedModel, tokens: Tensor, kinds: Tensor) -> tuple[Tensor, Tensor]:
+def losses(model: PreTrainedModel, hidden: Tensor, tokens: Tensor, kinds: Tensor) -> tuple[Tensor, Tensor]:
     """Mean loss over the answer tokens and over the text tokens; logits only where one of them counts."""
-    hidden = model.model(input_ids=tokens, use_cache=False).last_hidden_state[:, :-1]
     kinds, targets = kinds[:, 1:], tokens[:, 1:]
     counts = kinds != Loss.IGNORED
-    logits = model.lm_head(hidden[counts]).float() / getattr(model.config, "logits_scaling", 1.0)
+    logits = model.lm_head(hidden[:, :-1][counts]).float() / getattr(model.config, "logits_scaling", 1.0)
     per_token = F.cross_entropy(logits, targets[counts], reduction="none")
     kinds = kinds[counts]
     return per_token[kinds == Loss.ANSWER].mean(), per_token[kinds == Loss.TEXT].mean()
 
 
-def optimizer_for(model: PreTrainedModel, peak_rate: float) -> torch.optim.AdamW:
+def optimizer_for(modules: Iterable[nn.Module], peak_rate: float) -> torch.optim.AdamW:
     """Weight decay on matrices only: not on norms, convolutions, decays and biases."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.dim() == 2], "weight_decay": WEIGHT_DECAY},
         {"params": [p for p in parameters if p.dim() != 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=peak_rate, betas=(0.9, 0.95))
+    return torch.optim.AdamW(groups, lr=peak_rate, betas=(0.9, 0.95), fused=True)
 
 
 def rate_at(step: int, progress: float, peak_rate: float) -> float:
@@ -91,20 +97,33 @@ def rate_at(step: int, progress: float, peak_rate: float) -> float:
     return peak_rate * min(1.0, (step + 1) / WARM_UP_STEPS) * (FINAL_RATE_SHARE + (1 - FINAL_RATE_SHARE) * cosine)
 
 
+Asked = list[tuple[str, str]]
+"""Prompts, each with its answer."""
+
+
 @torch.no_grad()
-def share_right(model: PreTrainedModel, encode: "Encoder", asked: list[tuple[str, str]], device: str) -> float:
-    """Share of (prompt, answer) whose answer is the most likely token at every step: greedy decoding would state it."""
-    right = 0
+@torch.compiler.set_stance("force_eager")  # for their odd shapes alone, layers would be compiled again
+def check(model: PreTrainedModel, mtp: MtpModule | None, encode: "Encoder", asked: Asked, device: str) -> list[float]:
+    """Share of answers of which every token is the most likely one, and with an MTP layer that of tokens drafted so."""
+    right = drafted = num_tokens = 0
     for first in range(0, len(asked), 30):
         prompts_answers = [(encode(prompt), encode(answer)) for prompt, answer in asked[first : first + 30]]
         width = max(len(p) + len(a) for p, a in prompts_answers)
         tokens = torch.zeros(len(prompts_answers), -(-width // CHUNK) * CHUNK, dtype=torch.int64)
         for row, (prompt, answer) in enumerate(prompts_answers):
             tokens[row, : len(prompt) + len(answer)] = torch.tensor(prompt + answer)
-        best = model(tokens.to(device), use_cache=False).logits.argmax(-1).cpu()
+        tokens = tokens.to(device)
+        hidden = model.model(input_ids=tokens, use_cache=False).last_hidden_state
+        best = model.lm_head(hidden).argmax(-1).cpu()
+        if mtp is not None:
+            drafts = model.lm_head(mtp(model.get_input_embeddings()(tokens[:, 1:]), hidden[:, :-1])).argmax(-1).cpu()
         for row, (prompt, answer) in enumerate(prompts_answers):
-            right += best[row, len(prompt) - 1 : len(prompt) + len(answer) - 1].tolist() == answer
-    return right / len(asked)
+            start, end = len(prompt) - 1, len(prompt) + len(answer) - 1
+            right += best[row, start:end].tolist() == answer
+            if mtp is not None:  # the draft of a token is two places behind it, of which slicing took one
+                num_tokens += len(answer)
+                drafted += sum(a == b for a, b in zip(drafts[row, start - 1 : end - 1].tolist(), answer, strict=True))
+    return [right / len(asked), *([drafted / num_tokens] if mtp is not None else [])]
 
 
 class Encoder:
@@ -115,9 +134,10 @@ class Encoder:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
 
-def save_weights(model: PreTrainedModel, out: Path) -> None:
+def save_weights(model: PreTrainedModel, mtp: MtpModule | None, out: Path) -> None:
     """bf16 under the in-memory names; tied weights once; a reader never sees half a file."""
-    state = {name: p.detach().to(torch.bfloat16).cpu().contiguous() for name, p in model.named_parameters()}
+    tensors = {name: p.detach() for name, p in model.named_parameters()} | (mtp.tensors() if mtp else {})
+    state = {name: tensor.to(torch.bfloat16).cpu().contiguous() for name, tensor in tensors.items()}
     partial = out / "model.partial"
     save_file(state, partial, metadata={"format": "pt"})
     partial.replace(out / "model.safetensors")
@@ -132,7 +152,11 @@ class Trainer:
         config.out.mkdir(parents=True, exist_ok=True)
         self.config = config
         self.model = load(config.model, config.device)
-        self.optimizer = optimizer_for(self.model, config.peak_rate)
+        self.mtp = mtp_layer(config.model, self.model.config)
+        if self.mtp is not None:
+            self.mtp.to(config.device)
+        self.modules = [self.model, *([self.mtp] if self.mtp else [])]
+        self.optimizer = optimizer_for(self.modules, config.peak_rate)
         self.encode = Encoder(config.model)
         questions = held_out_questions(NUM_CHECK_QUESTIONS, seed=1, encode=self.encode)
         self.checks = {"recall": [(each.prompt_text, f" {each.answer}\n") for each in questions]}
@@ -149,34 +173,42 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate_at(self.steps, progress, self.config.peak_rate)
         with torch.autocast(self.config.device, dtype=torch.bfloat16):
-            answer_loss, text_loss = losses(self.model, tokens, kinds)
-        (0.5 * (answer_loss + text_loss)).backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            hidden = self.model.model(input_ids=tokens, use_cache=False).last_hidden_state
+            answer_loss, text_loss = losses(self.model, hidden, tokens, kinds)
+            parts = [answer_loss, text_loss]
+            if self.mtp is not None:
+                parts.append(draft_loss(self.mtp, self.model, tokens, hidden, kinds != Loss.IGNORED))
+        (0.5 * (answer_loss + text_loss) + sum(parts[2:])).backward()
+        for module in self.modules:
+            torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self._recent.append(torch.stack([answer_loss.detach(), text_loss.detach()]))
+        self._recent.append(torch.stack(parts).detach())
         self.steps += 1
         self.tokens_seen += tokens.numel()
 
     def report(self, seconds: float) -> dict[str, float]:
         """Mean losses since the last report."""
-        answer_loss, text_loss = torch.stack(self._recent).mean(0).tolist()
+        means = torch.stack(self._recent).mean(0).tolist()
         self._recent.clear()
         return {
             "step": self.steps,
             "seconds": round(seconds, 1),
             "tokens": self.tokens_seen,
-            "answer_loss": round(answer_loss, 4),
-            "text_loss": round(text_loss, 4),
+            **{
+                name: round(mean, 4)
+                for name, mean in zip(("answer_loss", "text_loss", "draft_loss"), means, strict=False)
+            },
         }
 
     def check_and_save(self) -> dict[str, float]:
         """Shares of the check questions that are right, by kind; the weights go to disk."""
-        save_weights(self.model, self.config.out)
-        return {
-            kind: round(share_right(self.model, self.encode, asked, self.config.device), 3)
-            for kind, asked in self.checks.items()
-        }
+        save_weights(self.model, self.mtp, self.config.out)
+        record: dict[str, float] = {}
+        for kind, asked in self.checks.items():
+            shares = check(self.model, self.mtp, self.encode, asked, self.config.device)
+            record |= {name: round(share, 3) for name, share in zip((kind, f"{kind}_drafted"), shares, strict=False)}
+        return record
 
 
 def train(config: TrainConfig) -> None:

@@ -8,11 +8,12 @@ from typing import Annotated
 
 import torch
 import typer
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from tiny_models.tools import FORMAT_OF_MODEL, chat_template
 from tiny_models.train.architectures import EOS_ID, PAD_ID
+from tiny_models.train.mtp import MTP_PREFIX
 
 
 def publish(weights: Path, folder: Path, *, calls: bool = False) -> None:
@@ -21,12 +22,16 @@ def publish(weights: Path, folder: Path, *, calls: bool = False) -> None:
     calls   they were trained to call tools: the folder gets the chat template for that
     """
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.bfloat16)
-    missing, unexpected = model.load_state_dict(load_file(weights), strict=False)
+    tensors = load_file(weights)
+    mtp = {name: tensors.pop(name) for name in list(tensors) if name.startswith(MTP_PREFIX)}
+    missing, unexpected = model.load_state_dict(tensors, strict=False)
     if unexpected or set(missing) - {"lm_head.weight"}:
         raise ValueError(f"{weights} does not fit {folder}: missing {missing}, unexpected {unexpected}")
     model.tie_weights()
     model.generation_config = GenerationConfig(eos_token_id=EOS_ID, pad_token_id=PAD_ID)
     model.save_pretrained(folder)
+    file = folder / "model.safetensors"
+    save_file(load_file(file) | mtp, file, metadata={"format": "pt"})
     if calls:
         template = chat_template(FORMAT_OF_MODEL[model.config.model_type])
         (folder / "chat_template.jinja").write_text(template)

@@ -1,46 +1,21 @@
-"""MTP layers for the tiny checkpoints, and their oracle: transformers drops `mtp.*`, so it is built from its layers.
+"""MTP layers for the tiny checkpoints, and their oracle: `tiny_models.train.mtp` is made of transformers' layers.
 
 The oracle follows vLLM's order of things, not Headrace's: pair i is the vector of token i with token i + 1, at position
 i, and a draft is made by a full pass over all pairs.
 """
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
 from tests.support.engine.tiny_checkpoints import load_oracle, randomize_weights
-
-
-class MtpModule(nn.Module):
-    """Parameters under the names that follow `mtp.` in a checkpoint."""
-
-    def __init__(self, base: PretrainedConfig):
-        super().__init__()
-        config = copy.deepcopy(base)
-        config.num_hidden_layers, config.layer_types, config.mlp_only_layers = 1, ["full_attention"], []
-        body = AutoModel.from_config(config, dtype=torch.float32)
-        self.body = body  # a model of one layer; its embedding is never used
-        hidden, norm = config.hidden_size, type(body.norm)
-        self.pre_fc_norm_embedding, self.pre_fc_norm_hidden = (norm(hidden, eps=config.rms_norm_eps) for _ in range(2))
-        self.fc = nn.Linear(2 * hidden, hidden, bias=False)
-
-    def forward(self, embedded: Tensor, hidden: Tensor) -> Tensor:
-        """[T, hidden] of all pairs."""
-        pairs = self.fc(torch.cat((self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)), -1))
-        positions = torch.arange(len(pairs))[None]
-        return self.body(inputs_embeds=pairs[None], position_ids=positions, use_cache=False)[0][0]
-
-    def tensors(self) -> dict[str, Tensor]:
-        """As a checkpoint has them."""
-        named = {name.removeprefix("body."): weight.detach() for name, weight in self.named_parameters()}
-        return {f"mtp.{name}": weight for name, weight in named.items() if not name.startswith("embed_tokens")}
+from tiny_models.train.mtp import MtpModule
 
 
 @dataclass(frozen=True)
@@ -63,7 +38,7 @@ class MtpOracle:
         embedded = self.base.model.embed_tokens(ids[0, 1:])
         logits = []
         for _ in range(num_drafts):
-            last = self.mtp(embedded, hidden)[-1:]
+            last = self.mtp(embedded[None], hidden[None])[0, -1:]
             logits.append(self.base.lm_head(last)[0])
             embedded = torch.cat((embedded, self.base.model.embed_tokens(logits[-1].argmax()[None])))
             hidden = torch.cat((hidden, last))
@@ -99,8 +74,8 @@ def train_mtp(path: Path, oracle: MtpOracle, texts: Sequence[Sequence[int]], num
     for _ in range(num_steps):
         loss = torch.zeros(())
         for embedded, hidden, ids in pairs:
-            first = mtp(embedded[1:-1], hidden[:-2])
-            second = mtp(embedded[2:-1], first[:-1])
+            first = mtp(embedded[None, 1:-1], hidden[None, :-2])[0]
+            second = mtp(embedded[None, 2:-1], first[None, :-1])[0]
             loss = loss + cross_entropy(base.lm_head(first), ids[2:]) + cross_entropy(base.lm_head(second), ids[3:])
         optimizer.zero_grad()
         loss.backward()

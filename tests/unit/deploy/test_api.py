@@ -88,6 +88,23 @@ def test_an_answer_arrives_piece_by_piece_with_its_report(router):
     assert router.asked["messages"] == [{"role": "user", "content": "hello"}]
 
 
+def test_a_call_of_a_tool_is_put_together(router):
+    def part(index, **function):
+        return {"choices": [{"delta": {"tool_calls": [{"index": index, "function": function}]}}]}
+
+    router.events = (
+        part(0, name="ring", arguments=""),
+        part(0, arguments='{"hour": '),
+        part(0, arguments="7}"),
+        part(1, name="add", arguments="{}"),
+        "[DONE]",
+    )
+    tools = [{"type": "function", "function": {"name": "ring"}}]
+    answer = RouterApi(router.url).chat([], max_tokens=5, on_text=[].append, tools=tools)
+    assert answer.calls == (("ring", '{"hour": 7}'), ("add", "{}"))
+    assert router.asked["tools"] == tools
+
+
 def test_an_answer_that_breaks_off_is_an_error(router):
     router.events = (piece("The "),)
     with pytest.raises(RequestFailed, match="before the answer's end"):

@@ -1,6 +1,7 @@
-"""What is in the two model folders: size, tokenizer, chat template, and a short look at their memory."""
+"""What is in the two model folders: size, tokenizer, chat template, and a short look at memory and calls."""
 
 import itertools
+import json
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from tests.support.cluster.recall_documents import recall_documents
 from tiny_models.chat import Message, render_chat
-from tiny_models.evaluate import encoder, evaluate, load
+from tiny_models.evaluate import encoder, evaluate, evaluate_calls, load
 from tiny_models.recall import held_out_questions
+from tiny_models.tool_questions import held_out_tool_questions
+from tiny_models.tools import FORMAT_OF_MODEL, chat_template
 
 ROOT = Path(__file__).parents[3] / "tiny_models"
 FOLDERS = (ROOT / "headrace-tiny-granite-h", ROOT / "headrace-tiny-qwen3.5")
@@ -39,10 +42,10 @@ def tokenizer(request: pytest.FixtureRequest) -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(request.param)
 
 
-def test_folders_are_complete_and_together_below_20_mb() -> None:
+def test_folders_are_complete_and_together_below_21_mb() -> None:
     for folder in FOLDERS:
         assert {path.name for path in folder.iterdir()} == FILES
-    assert sum(path.stat().st_size for folder in FOLDERS for path in folder.iterdir()) < 20e6
+    assert sum(path.stat().st_size for folder in FOLDERS for path in folder.iterdir()) < 21e6
 
 
 def test_both_models_share_one_tokenizer() -> None:
@@ -93,8 +96,23 @@ def test_template_renders_as_the_python_form(tokenizer: PreTrainedTokenizerBase,
 
 
 def test_an_unknown_role_is_refused(tokenizer: PreTrainedTokenizerBase) -> None:
-    with pytest.raises(Exception, match="unknown role tool"):
-        tokenizer.apply_chat_template([{"role": "tool", "content": "x"}], tokenize=False)
+    with pytest.raises(Exception, match="unknown role critic"):
+        tokenizer.apply_chat_template([{"role": "critic", "content": "x"}], tokenize=False)
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_the_template_is_that_of_the_familys_calls(folder: Path) -> None:
+    model_type = json.loads((folder / "config.json").read_text())["model_type"]
+    assert (folder / "chat_template.jinja").read_text() == chat_template(FORMAT_OF_MODEL[model_type])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_held_out_calls_are_made(folder: Path) -> None:
+    """18 of 20, as the 180 of 200 that the folder's README has a table of."""
+    torch.manual_seed(0)
+    outcomes = evaluate_calls(*load(folder), held_out_tool_questions(20, seed=5))
+    assert sum(right for _, _, right in outcomes) >= 18
 
 
 @pytest.mark.slow
