@@ -1,4 +1,4 @@
-"""Dense kernels on one GPU: products, norms, SwiGLU, experts and sampling.
+"""Dense kernels on one GPU: products, norms, SwiGLU and sampling.
 
     python3 -m benchmarks kernels-products [--only chain ...]
     python3 -m benchmarks kernels-rows [--only norms ...]
@@ -25,8 +25,6 @@ from headrace.kernels.dense.linear import LinearWeight
 from headrace.kernels.dense.rms_norm import add_rms_norm, add_rms_norm_triton, rms_norm, rms_norm_triton
 from headrace.kernels.dense.swiglu import swiglu_triton
 from headrace.kernels.dense.swiglu_linear_hopper import swiglu_linear_hopper
-from headrace.kernels.moe.experts import moe_experts_triton
-from headrace.kernels.moe.routing import moe_route_triton
 from headrace.kernels.sampling.argmax import argmax_triton
 from headrace.kernels.sampling.draw import draw_triton
 from headrace.models.config import KimiDeltaConfig, Mamba1Config, Mamba2Config, ModelConfig, ShortConvConfig
@@ -226,60 +224,6 @@ def draw_rows(model: str, count: int) -> Iterator[Row]:
         yield measure(name, f"{model}, {count} rows", prepare, 4.0 * count * width)
 
 
-@dataclass(frozen=True)
-class Mixture:
-    """The experts of one layer."""
-
-    name: str
-    num_experts: int
-    chosen: int
-    hidden: int
-    inner: int
-
-    def matrices(self) -> tuple[Tensor, Tensor]:
-        gate_up = random(self.num_experts, 2 * self.inner, self.hidden) * self.hidden**-0.5
-        return gate_up, random(self.num_experts, self.hidden, self.inner) * self.inner**-0.5
-
-    def rows(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
-        """x, expert, weight: other experts each time."""
-        expert = torch.rand(count, self.num_experts, device="cuda").argsort(-1)[:, : self.chosen].int()
-        return random(count, self.hidden), expert, random(count, self.chosen)
-
-    def flops(self, count: int) -> float:
-        return 6.0 * count * self.chosen * self.hidden * self.inner
-
-    def num_bytes(self, count: int) -> float:
-        """Weights of the experts that are chosen at all, each once; x and y."""
-        share = 1 - (1 - self.chosen / self.num_experts) ** count
-        return 6.0 * self.num_experts * share * self.hidden * self.inner + 4.0 * count * self.hidden
-
-
-MIXTURES = (
-    Mixture("qwen3.5-35b-a3b", 256, 8, 2048, 512),
-    Mixture("granite-4.0-h-tiny", 64, 6, 1536, 512),
-)
-
-
-def moe_rows() -> Iterator[Row]:
-    for mixture in MIXTURES:
-        matrices = mixture.matrices()
-        for count in (1, 16, 64, 256, 8192):
-            yield from mixture_rows(mixture, matrices, count)
-
-
-def mixture_rows(mixture: Mixture, matrices: tuple[Tensor, Tensor], count: int) -> Iterator[Row]:
-    def experts() -> Callable[[], object]:
-        return partial(moe_experts_triton, *mixture.rows(count), *matrices)
-
-    def route() -> Callable[[], object]:
-        logits = torch.randn(count, mixture.num_experts, device="cuda")
-        return partial(moe_route_triton, logits, mixture.chosen, True)
-
-    shape = f"{mixture.name}, {count} rows"
-    yield measure("experts", shape, experts, mixture.num_bytes(count), mixture.flops(count))
-    yield measure("route", shape, route, count * (4.0 * mixture.num_experts + 8.0 * mixture.chosen))
-
-
 def by_size(rows: Callable[[str, int], Iterator[Row]], counts: Sequence[int]) -> Callable[[], Iterator[Row]]:
     """The rows of both models at each number of rows."""
     return lambda: (row for model in SHAPES for count in counts for row in rows(model, count))
@@ -295,8 +239,7 @@ row_kernels = kernel_command(
         "residual": by_size(residual_rows, (256, 2048, 8192)),
         "gated": by_size(gated_rows, ROW_COUNTS),
         "swiglu": by_size(swiglu_rows, ROW_COUNTS),
-        "experts": moe_rows,
         "draw": by_size(draw_rows, (1, 64, 256)),
     },
-    "Norms, gated norms, SwiGLU, experts and sampling.",
+    "Norms, gated norms, SwiGLU and sampling.",
 )

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import torch
 import triton
 
-from benchmarks.kernels.dense import GATED_WIDTH, MIXTURES, NORM_WIDTHS, Mixture, Product
+from benchmarks.kernels.dense import GATED_WIDTH, NORM_WIDTHS, Product
+from benchmarks.kernels.moe import MIXTURES, Mixture
 from benchmarks.shapes import SHAPES
 from headrace.kernels.attention.decode import DecodeTile, decode_tile
 from headrace.kernels.attention.prefill import PrefillTile, prefill_tile
@@ -139,10 +140,7 @@ def row_launches() -> Iterator[tuple[str, Launch]]:
         yield f"route {mixture.name}", route_launch(mixture)
         for entries in (1, 50, 500):
             tile = moe_tile(entries, BF16)
-            for has_gate in (True, False):
-                up = experts_launch(mixture, tile, "_up_kernel")
-                up.constexprs["HAS_GATE"] = has_gate
-                yield f"up {mixture.name} {tuple(tile)} {has_gate}", up
+            yield f"up {mixture.name} {tuple(tile)}", experts_launch(mixture, tile, "_up_kernel")
             yield f"down {mixture.name} {tuple(tile)}", experts_launch(mixture, tile, "_down_kernel")
 
 
@@ -204,7 +202,7 @@ def experts_launch(mixture: Mixture, tile: MoeTile, kernel: str) -> Launch:
     E = mixture.num_experts
     constexprs = {"E": E, "PADDED_E": triton.next_power_of_2(E), "D": mixture.hidden, "INNER": mixture.inner}
     constexprs |= {"ROWS": tile.rows, "COLUMNS": tile.columns if is_up else 2 * tile.columns, "DEPTH": tile.depth}
-    constexprs |= {"HAS_GATE": True} if is_up else {}
+    constexprs |= {"HAS_GATE": mixture.has_gate} if is_up else {}
     inputs = "x" if is_up else "hidden"
     constexprs |= {"weight_scale_ptr": None, f"{inputs}_scale_ptr": None, **NO_GROUPS}
     return Launch(f"headrace.kernels.moe.experts:{kernel}", types, constexprs, tile.num_warps, tile.num_stages)
