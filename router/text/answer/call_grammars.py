@@ -59,7 +59,8 @@ class Lark:
 class ReasoningPlace:
     """The reasoning before an answer: `is_open` says that the answer begins inside it; else it may lack.
 
-    max_tokens   of the reasoning, whose end is forced then; None: any. Needs markers that are tokens
+    max_tokens   of the reasoning, whose end is forced then; the same for one that begins later, behind text. None: any.
+                 Needs markers that are tokens
     """
 
     markers: ReasoningMarkers
@@ -74,12 +75,11 @@ class ReasoningPlace:
         return lark.rule("reasoning", f"{lark.text(self.markers.start)} {thought}") + "?"
 
     def alone(self, lark: Lark) -> str:
-        """A whole grammar: the reasoning, and then any tokens."""
-        anything, thought = lark.rule("anything", "<[*]>*"), self._thought(lark)
-        if self.is_open:
-            return f"{thought} {anything}"
+        """A whole grammar: any tokens, with a bound on the reasoning wherever it begins."""
         start = lark.ids[self.markers.start]
-        return f"(<[{start}]> {thought} | <[^{start}]>) {anything} |"
+        text, thought = lark.rule("text", f"<[^{start}]>*"), lark.rule("thinking", self._thought(lark))
+        answer = f"{text} (<[{start}]> {thought} {text})*"
+        return f"{thought} {answer}" if self.is_open else answer
 
     def _thought(self, lark: Lark) -> str:
         """Text to the end of the reasoning, and that."""

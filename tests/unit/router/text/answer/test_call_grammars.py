@@ -138,10 +138,26 @@ def test_reasoning_ends_after_its_most_tokens(is_open: bool, thought: str, model
         assert answer.forced() == [END_ID]
         assert not answer.allowed(tokens.encode("c"))
     shorter = grammars.answer(free, [*begun[:-1], END_ID] if thought else [*begun, END_ID])
-    anything = [*tokens.encode("Text.\n<think>"), END_ID, *tokens.encode("{")]
+    anything = [*tokens.encode(f"Text.\n<think>{thought}"), END_ID, *tokens.encode("{")]
     assert shorter.allowed(anything) == anything
     shorter.append(anything)
     assert shorter.matcher.is_accepting()
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+@pytest.mark.parametrize("before", ["\n", "Let me see. ", "<think>a</think>So. "])
+def test_reasoning_behind_text_ends_after_its_most_tokens(
+    before: str, is_open: bool, model_folder: Path, tokens: ModelTokens
+):
+    grammar = bounded_reasoning(MARKED, ReasoningPlace(REASONING_FORMATS["think"], is_open, max_tokens=2))
+    begun = [*tokens.encode("a"), END_ID] if is_open else []
+    for number, text in enumerate(before.split("</think>")):
+        begun += [*([END_ID] if number else []), *tokens.encode(text)]
+    answer = Grammars(model_folder / "tokenizer.json", VOCAB_SIZE, [STOP_ID]).answer(grammar, begun)
+    assert answer.matcher.is_accepting()
+    assert answer.allowed([384, *tokens.encode("abc")]) == [384, *tokens.encode("ab")]
+    answer.append([384, *tokens.encode("ab")])
+    assert answer.forced() == [END_ID]
 
 
 def test_an_answer_without_reasoning_is_free(model_folder: Path, tokens: ModelTokens):
