@@ -41,16 +41,18 @@ class AnswerReader:
     ) -> None:
         self._incoming = Incoming()
         self._parts: list[AnswerPart] = []
-        self._reasoning = reasoning
-        self._format = call_format
-        self._calls = Calls(self._incoming, self._parts.append, schemas, new_id, max_calls)
-        self._openings = call_format.openings if call_format is not None else ()
-        self._closings = call_format.closings if call_format is not None else ()
-        self._content = self._new_content(drops_leading=False)
-        self.is_reasoning = begins_reasoning and reasoning is not None
-        self.is_complete = False
-        self._steps = self._read()
+        calls = Calls(self._incoming, self._parts.append, schemas, new_id, max_calls)
+        self._reading = _Reading(reasoning, call_format, self._incoming, self._parts, calls, begins_reasoning)
+        self._steps = self._reading.read()
         next(self._steps)
+
+    @property
+    def is_reasoning(self) -> bool:
+        return self._reading.is_reasoning
+
+    @property
+    def is_complete(self) -> bool:
+        return self._reading.is_complete
 
     def push(self, text: str) -> list[AnswerPart]:
         self._incoming.add(text)
@@ -66,13 +68,40 @@ class AnswerReader:
         self._parts.clear()
         return parts
 
-    def _read(self) -> Steps[None]:
+
+class _Reading:
+    """How far an answer is read. It does not hold its own steps: a cycle for each answer would be left to the garbage
+    collector, whose pauses all answers share."""
+
+    def __init__(
+        self,
+        reasoning: ReasoningMarkers | None,
+        call_format: CallFormat | None,
+        incoming: Incoming,
+        parts: list[AnswerPart],
+        calls: Calls,
+        begins_reasoning: bool,
+    ) -> None:
+        self._reasoning = reasoning
+        self._format = call_format
+        self._incoming = incoming
+        self._parts = parts
+        self._calls = calls
+        self._openings = call_format.openings if call_format is not None else ()
+        self._closings = call_format.closings if call_format is not None else ()
+        self._content = self._trimmed(ContentText, drops_leading=False)
+        self.is_reasoning = begins_reasoning and reasoning is not None
+        self.is_complete = False
+
+    def read(self) -> Steps[None]:
+        """Reads the whole answer."""
         yield from self._read_answer()
         self.is_complete = self._calls.is_full
         yield
 
-    def _new_content(self, *, drops_leading: bool) -> Trimmed:
-        return Trimmed(lambda text: self._parts.append(ContentText(text)), drops_leading=drops_leading)
+    def _trimmed(self, part: type[ContentText | ReasoningText], *, drops_leading: bool) -> Trimmed:
+        put = self._parts.append
+        return Trimmed(lambda text: put(part(text)), drops_leading=drops_leading)
 
     def _read_answer(self) -> Steps[None]:
         yield
@@ -83,13 +112,13 @@ class AnswerReader:
                 self.is_reasoning = True
                 yield from self._read_reasoning(self._reasoning.end)
                 self.is_reasoning = False
-                self._content = self._new_content(drops_leading=True)
+                self._content = self._trimmed(ContentText, drops_leading=True)
             else:
                 self._content.take(spaces)
         yield from self._read_content()
 
     def _read_reasoning(self, end: str) -> Steps[None]:
-        text = Trimmed(lambda text: self._parts.append(ReasoningText(text)), drops_leading=True)
+        text = self._trimmed(ReasoningText, drops_leading=True)
         markers = Markers([end, *self._openings])
         while (found := (yield from self._incoming.until(markers, text.take))) != end:
             if found is None:
@@ -108,7 +137,7 @@ class AnswerReader:
                     self._content.flush()
                 return
             if found in self._openings and (yield from self._read_calls(found)):
-                self._content = self._new_content(drops_leading=True)
+                self._content = self._trimmed(ContentText, drops_leading=True)
             elif found in self._openings or self._calls.count == 0:
                 self._content.take(found)
 
