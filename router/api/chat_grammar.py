@@ -69,7 +69,8 @@ def _check_budget(body: ChatBody, tokens: ModelTokens, place: ReasoningPlace | N
         raise NotLoaded
     markers = () if place is None else (place.markers.start, place.markers.end)
     if not markers or not all(marker in tokens.marker_ids for marker in markers):
-        raise bad_request(f"{field}: this model has no tokens that mark its reasoning; use max_tokens", field)
+        message = "this model has no tokens that mark its reasoning; use max_tokens"
+        raise bad_request(f"{field}, budget_tokens: {message}", field)
     for name in ("allowed_token_ids", "bad_words"):
         if getattr(body, name):
             raise bad_request(f"{name} beside {field} could leave no token: leave one out", name)

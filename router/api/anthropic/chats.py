@@ -35,7 +35,7 @@ def read_messages(data: bytes, model: ServedModel) -> GenerationRequest:
     body = parse_body(MessagesBody, data)
     model.check_name(body.model)
     chat = _Chat(body)
-    sampling = {
+    sampling: dict[str, Any] = {
         "max_tokens": body.max_tokens,
         "stop": body.stop_sequences,
         "stream": body.stream,
@@ -43,6 +43,8 @@ def read_messages(data: bytes, model: ServedModel) -> GenerationRequest:
         "top_p": body.top_p,
         "top_k": body.top_k,
     }
+    if body.thinking is not None and model.tokens.formats.reasoning is not None:  # without reasoning, none to bound
+        sampling["thinking_token_budget"] = body.thinking.max_tokens
     return model.builder.chat(chat.body(sampling), id_prefix="msg_", marks=chat.marks)
 
 

@@ -108,8 +108,13 @@ class Thinking(Body):
     """Reasoning before the answer. Default: disabled."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Annotated[int, Field(ge=1, lt=2**32)] | None = None
-    """No effect: `max_tokens` bounds reasoning and answer together."""
+    budget_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    """The most tokens of the reasoning, as `thinking_token_budget` of a chat; `max_tokens` counts them, too."""
+
+    @property
+    def max_tokens(self) -> int | None:
+        """The budget of reasoning that is asked for; None: there is no bound."""
+        return self.budget_tokens if self.type == "enabled" else None
 
 
 class OutputFormat(Body):

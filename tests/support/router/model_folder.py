@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -24,8 +25,17 @@ TEXT = """The code of June is 471. A channel carries the stream over stones and 
 a turbine spins and lamps begin to glow. Please write a short poem which mentions seven birds and one boat."""
 
 
-def write_model_folder(folder: Path, *, chat_template: str | None = CHAT_TEMPLATE, max_tokens: int = 2048) -> Path:
-    """Creates and fills `folder`, and returns it. Ids 0 to 2 are END, START, STOP; END and STOP end sequences."""
+def write_model_folder(
+    folder: Path,
+    *,
+    chat_template: str | None = CHAT_TEMPLATE,
+    max_tokens: int = 2048,
+    added_tokens: Sequence[str] = ("<think>", "two words"),
+) -> Path:
+    """Creates and fills `folder`, and returns it. Ids 0 to 2 are END, START, STOP; END and STOP end sequences.
+
+    added_tokens   are not special: part of the text
+    """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -37,7 +47,7 @@ def write_model_folder(folder: Path, *, chat_template: str | None = CHAT_TEMPLAT
         show_progress=False,
     )
     tokenizer.train_from_iterator([TEXT], trainer)
-    tokenizer.add_tokens(["<think>", "two words"])  # not special: part of the text
+    tokenizer.add_tokens(list(added_tokens))
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"max_position_embeddings": max_tokens, "vocab_size": VOCAB_SIZE, "eos_token_id": END_ID}
     _write(folder / "config.json", {"text_config": config})

@@ -22,7 +22,8 @@ INPUTS = [{"city": "Paris", "days": 3}, {"city": "Rome", "days": 3}]
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model_folder(tmp_path_factory.mktemp("agents") / "m", chat_template=TOOL_TEMPLATE)
+    folder = tmp_path_factory.mktemp("agents") / "m"
+    return write_model_folder(folder, chat_template=TOOL_TEMPLATE, added_tokens=("<think>", "</think>"))
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +87,7 @@ async def test_an_agent_of_the_messages_api_calls_tools_and_gets_its_answer(
         prompt = last_prompt(cluster, tokens)
         assert f"<think>\nI should look.\n</think>\n\nLet me see.\n\n{CALL.format('Paris')}" in prompt
         assert prompt.count("<tool_response>\nSun.\n</tool_response>") == 2
+        assert "max_tokens=300" in (cluster.nodes["d0"].requests[-1].sampling.grammar or "")
         assert (second.stop_reason, second.content[-1].to_dict()["text"]) == ("end_turn", "Sun in both.")
 
         messages += [{"role": "assistant", "content": second.content}, {"role": "user", "content": "Thanks."}]

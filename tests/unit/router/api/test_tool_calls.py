@@ -233,6 +233,15 @@ async def test_a_budget_of_thinking_needs_markers_that_are_tokens(running: Runni
     assert "no tokens that mark its reasoning" in refused.json()["error"]["message"]
 
 
+async def test_a_budget_of_messages_is_refused_where_that_of_a_chat_is(running: Running, cluster: FakeCluster):
+    body = {"model": "m", "messages": [QUESTION], "max_tokens": 30, "thinking": {"type": "enabled", "budget_tokens": 9}}
+    refused = await running.http.post("/v1/messages", json=body)
+    assert refused.status_code == 400
+    assert "no tokens that mark its reasoning" in refused.json()["error"]["message"]
+    adaptive = await running.http.post("/v1/messages", json=body | {"thinking": {"type": "adaptive"}})
+    assert adaptive.status_code == 200
+
+
 async def test_a_choice_of_tools_needs_a_known_format(start_router: StartRouter, cluster: FakeCluster):
     running = await start_router(cluster, tool_format="none")
     reply = await running.http.post("/v1/chat/completions", json={**CHAT, "tool_choice": "required"})

@@ -32,4 +32,4 @@ def test_readers_are_freed_without_the_garbage_collector(ends: bool):
 
 def _num_texts() -> int:
     """Texts that readers read, and their steps hold: those of readers that are gone, too."""
-    return sum(isinstance(each, Incoming) for each in gc.get_objects())
+    return sum(type(each) is Incoming for each in gc.get_objects())
