@@ -5,33 +5,26 @@ from itertools import count
 import pytest
 
 from decode_node.events import (
-    Adopted,
     CancelSending,
     CancelSession,
     CountAdmission,
     DecodeInput,
     DecodeState,
     FinishAnswer,
-    HaltAnswer,
     HandingOver,
     Interrupted,
     OpenSession,
-    Orphaned,
     Receiving,
     Renewing,
     ReplyDecoded,
-    ResumeAnswer,
-    RouterLost,
     RunDecode,
     Running,
-    SendRequest,
     SessionLanded,
     Standing,
     StateSent,
 )
 from decode_node.lifecycle import DecodeLifecycle, decode_report, with_joined_tokens
 from headrace.cache.hits import PrefixHit
-from headrace.cache.layout import AttentionGroup, CacheLayout, StateGroup
 from headrace.engine.sequence import AdmissionTimedOut, Admitted, Computed, Finished, Halted, Sampled, Scored
 from headrace.request import FinishReason, PromptLogprobs, Token
 from headrace.wire.messages import (
@@ -39,15 +32,12 @@ from headrace.wire.messages import (
     GoOn,
     Halt,
     HaltReply,
-    HandedOver,
     HandOver,
     LocalPrefill,
     Renew,
-    Reservation,
     SessionFailed,
     Stop,
     Tokens,
-    TransferReport,
 )
 from node_runtime.lifecycle import (
     Admitting,
@@ -68,38 +58,19 @@ from node_runtime.lifecycle import (
     ResumePrefill,
     StartFetch,
 )
+from tests.support.node.decode_lifecycle import (
+    COMPUTED,
+    LOCAL,
+    MOVED,
+    REMOTE,
+    RESERVED,
+    SECOND,
+    STATES,
+    THIRD,
+    UNREADABLE,
+    new_lifecycle,
+)
 from transfer.protocol.errors import IllegalTransition
-
-REMOTE = Admitted(PrefixHit(64, 16, 16), reused_tokens=64, state_arrives=True)
-LOCAL = Admitted(PrefixHit(64, 48, 48), reused_tokens=48, state_arrives=False)
-MOVED = TransferReport(attention_tokens=36, attention_bytes=12_288, state_bytes=744, seconds=0.002)
-COMPUTED = Computed(100)
-LAYOUT = CacheLayout("f", "float32", "float32", 16, (AttentionGroup(2, 2, 8),), (StateGroup(3, (10, 3), (2, 4, 4)),))
-RESERVED = Reservation(9, 64, 100, "there", LAYOUT, 60.0, b"secret")
-UNREADABLE = ValueError("another version")
-SECOND, THIRD = Tokens((Token(7),)), Tokens((Token(9),), FinishReason.LENGTH)
-
-STATES: dict[str, DecodeState] = {
-    "admitting": Admitting(),
-    "fetching": Fetching(REMOTE),
-    "readmitting": Readmitting(),
-    "receiving": Receiving(REMOTE, 1),
-    "interrupted": Interrupted(REMOTE, 1),
-    "renewing": Renewing(REMOTE, 1),
-    "running": Running(REMOTE),
-    "standing": Standing(REMOTE, COMPUTED),
-    "handing over": HandingOver(),
-    "done": Done(),
-    "released": Released(),
-}
-
-
-def new_lifecycle(state: DecodeState | None = None) -> DecodeLifecycle:
-    """Its first session has nonce 1; one that is put into a later state continues with nonce 2."""
-    lifecycle = DecodeLifecycle(count(1 if state is None else 2).__next__)
-    if state is not None:
-        lifecycle.state = state
-    return lifecycle
 
 
 def test_a_prompt_from_a_prefill_node_is_received_and_then_decoded() -> None:
@@ -175,85 +146,6 @@ def test_a_request_that_finds_no_blocks_is_refused() -> None:
     request = new_lifecycle()
     assert request.on(AdmissionTimedOut("no blocks before the deadline")) == [Refuse("no blocks before the deadline")]
     assert request.on(CallEnded()) == [Release()]
-
-
-def test_a_request_whose_router_is_lost_goes_on_for_another_one() -> None:
-    request = new_lifecycle(Running(REMOTE))
-    assert request.on(RouterLost()) == []
-    assert request.state == Orphaned(REMOTE)
-    assert request.on(Adopted(100, SECOND)) == [Reply(LocalPrefill(100)), Reply(SECOND)]
-    assert request.on(THIRD) == [Reply(THIRD)]
-    assert request.on(Finished(FinishReason.LENGTH)) == [ReplyDecoded(FinishReason.LENGTH, REMOTE)]
-    assert request.on(CallEnded()) == [Release()]
-
-
-def test_a_router_that_has_shown_every_token_so_far_gets_the_next_ones() -> None:
-    request = new_lifecycle(Orphaned(LOCAL))
-    assert request.on(Adopted(100, Tokens(()))) == [Reply(LocalPrefill(100))]
-    assert request.state == Running(LOCAL)
-
-
-def test_a_request_that_no_router_continues_is_released() -> None:
-    request = new_lifecycle(Orphaned(REMOTE))
-    assert request.on(CallEnded()) == [Release()]
-    assert request.state == Released()
-
-
-def test_a_running_request_is_handed_over() -> None:
-    request = new_lifecycle(Running(REMOTE))
-    assert request.on(Halt()) == [HaltAnswer()]
-    assert request.on(SECOND) == [Reply(SECOND)], "sampled before the engine halted it"
-    assert request.on(Halted(COMPUTED)) == [Reply(HaltReply(is_halted=True))]
-    assert request.on(HandOver(RESERVED)) == [SendRequest(RESERVED, COMPUTED)]
-    assert request.on(StateSent()) == [Reply(HandedOver())]
-    assert request.is_over
-    assert request.on(CallEnded()) == [Release()]
-
-
-def test_a_halted_request_may_go_on_and_halt_again() -> None:
-    request = new_lifecycle(Standing(REMOTE, COMPUTED))
-    assert request.on(GoOn()) == [ResumeAnswer()]
-    assert request.on(SECOND) == [Reply(SECOND)]
-    assert request.on(Halt()) == [HaltAnswer()]
-
-
-def test_a_preempted_request_is_not_halted() -> None:
-    request = new_lifecycle(Running(REMOTE))
-    assert request.on(Halted(None)) == [Reply(HaltReply(is_halted=False))]
-    assert request.on(SECOND) == [Reply(SECOND)]
-
-
-def test_a_halted_request_may_be_stopped() -> None:
-    request = new_lifecycle(Standing(REMOTE, COMPUTED))
-    assert request.on(Stop()) == [FinishAnswer()]
-    assert request.on(Finished(FinishReason.STOP)) == [ReplyDecoded(FinishReason.STOP, REMOTE)]
-
-
-def test_a_request_that_is_being_handed_over_ends_elsewhere() -> None:
-    request = new_lifecycle(HandingOver())
-    assert [request.on(command) for command in (Stop(), GoOn(), Halt(), HandOver(RESERVED))] == [[]] * 4
-    assert request.on(Finished(FinishReason.STOP)) == [], "by a stop that came before"
-    assert request.on(CallBroken(UNREADABLE)) == [Fail(UNREADABLE)], "the transfer failed"
-    assert request.on(CallEnded()) == [CancelSending(), Release()]
-
-
-@pytest.mark.parametrize("name", ["admitting", "receiving", "interrupted", "renewing"])
-def test_a_request_without_a_token_of_its_own_is_not_halted(name: str) -> None:
-    request = new_lifecycle(STATES[name])
-    assert request.on(Halt()) == [Reply(HaltReply(is_halted=False))]
-    assert request.state == STATES[name]
-
-
-def test_commands_to_move_that_cross_with_the_end_change_nothing() -> None:
-    request = new_lifecycle(Done())
-    assert [request.on(command) for command in (Halt(), GoOn(), HandOver(RESERVED))] == [[]] * 3
-
-
-@pytest.mark.parametrize("name", [name for name in STATES if name not in ("running", "released")])
-def test_a_request_that_does_not_run_is_released_when_its_router_is_lost(name: str) -> None:
-    request, ended = new_lifecycle(STATES[name]), new_lifecycle(STATES[name])
-    assert request.on(RouterLost()) == ended.on(CallEnded())
-    assert request.state == Released()
 
 
 def test_the_first_token_may_be_the_last() -> None:
