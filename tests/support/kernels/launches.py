@@ -11,6 +11,7 @@ from benchmarks.shapes import SHAPES
 from headrace.kernels.attention.decode import DecodeTile, decode_tile
 from headrace.kernels.attention.prefill import PrefillTile, prefill_tile
 from headrace.kernels.attention.prefill_hopper import HopperTile, hopper_tile
+from headrace.kernels.dense.fp8 import BLOCK as FP8_BLOCK
 from headrace.kernels.dense.gated_rms_norm import gated_tile
 from headrace.kernels.dense.rms_norm import row_tile
 from headrace.kernels.dense.small_linear import NO_GROUPS, Tile, sizes, tile_for
@@ -121,10 +122,13 @@ def swiglu_linear_launch(dtype: str = "bf16") -> Launch:
 
 
 def row_launches() -> Iterator[tuple[str, Launch]]:
-    """Launches of norms, SwiGLU and experts, for the benchmarks' shapes."""
+    """Launches of norms, SwiGLU, experts and FP8's rows, for the benchmarks' shapes."""
     for model, width in NORM_WIDTHS.items():
         yield f"rms_norm {model}", norm_launch(width, False)
         yield f"add_rms_norm {model}", norm_launch(width, True)
+    for width in (2560, 14336):  # of products' inputs
+        yield f"quantise rows {width}", quantise_launch(width, False)
+        yield f"quantise blocks {width}", quantise_launch(width, True)
     yield "gate_then_norm", gated_norm_launch(1, GATED_WIDTH, GATED_WIDTH, True)
     yield "norm_then_gate", gated_norm_launch(32, 128, 0, False)
     yield "swiglu", Launch("headrace.kernels.dense.swiglu:_swiglu_kernel",
@@ -156,6 +160,14 @@ def norm_launch(width: int, has_branch: bool) -> Launch:
         constexprs |= {name: None for name in optional}
     constexprs["BLOCK_D"] = triton.next_power_of_2(width)
     return Launch("headrace.kernels.dense.rms_norm:_rms_norm_kernel", types, constexprs, num_warps)
+
+
+def quantise_launch(width: int, by_block: bool) -> Launch:
+    types = {"x_ptr": "*bf16:16", "out_ptr": "*fp8e4nv:16", "scale_ptr": "*fp32:16", "M": "i32", "stride_x": "i32:16"}
+    group = FP8_BLOCK if by_block else triton.next_power_of_2(width)
+    constexprs = {"IN": width, "GROUPS": triton.next_power_of_2(triton.cdiv(width, group)), "WIDTH": group}
+    kernel = "headrace.kernels.dense.fp8:_quantise_kernel"
+    return Launch(kernel, types, constexprs, num_warps=4 if width <= 4096 else 8)
 
 
 def gated_norm_launch(groups: int, width: int, weight_stride: int, gate_first: bool) -> Launch:
