@@ -104,22 +104,24 @@ class Grammars:
             raise GrammarError(f"the answer so far does not follow its grammar: {answer.error}")
         return answer
 
-    def masks(self, answers: Sequence[AnswerGrammar], banned: Sequence[Iterable[int]]) -> NDArray[np.int32]:
-        """Ids that may come next, a bit each, [len(answers), ceil(vocab_size / 32)]. Leaves other threads the GIL.
+    def fill_masks(
+        self, answers: Sequence[AnswerGrammar], unwanted: Sequence[Iterable[int]], masks: NDArray[np.int32]
+    ) -> None:
+        """Writes the ids that may come next, a bit each, to `masks` [len(answers), ceil(vocab_size / 32)]. Leaves others the GIL.
 
-        banned[i] are ids that answer i may have only if its grammar leaves no other: end-of-sequence tokens that come
+        unwanted[i] are ids that answer i may have only if its grammar leaves no other: end-of-sequence tokens that come
         too early. After an `error` a mask means nothing.
         """
-        masks = np.zeros((len(answers), -(-self._vocab_size // 32)), dtype=np.int32)
         matchers = [(answer.matcher, row) for row, answer in enumerate(answers)]
         self._executor.unsafe_compute_mask_ptr(matchers, masks.ctypes.data, masks.strides[0], len(masks))
-        for mask, ids in zip(masks.view(np.uint32), banned, strict=True):
-            kept = mask.copy()
-            for token_id in ids:
-                kept[token_id // 32] &= np.uint32(0xFFFFFFFF ^ 1 << token_id % 32)
-            if kept.any():
-                mask[:] = kept
-        return masks
+        for mask, ids in zip(masks.view(np.uint32), unwanted, strict=True):
+            allowed = [token_id for token_id in ids if int(mask[token_id // 32]) >> token_id % 32 & 1]
+            if allowed:  # seldom: within a document nothing may end
+                kept = mask.copy()
+                for token_id in allowed:
+                    kept[token_id // 32] &= np.uint32(0xFFFFFFFF ^ 1 << token_id % 32)
+                if kept.any():
+                    mask[:] = kept
 
     def _compile(self, text: str) -> LLMatcher:
         matcher = LLMatcher(self._tokenizer(), text, log_level=0, limits=_limits())

@@ -31,6 +31,19 @@ class Draw:
     pending: int | None = None
     mask_row: int | None = None
 
+    def with_rows(self, counts_row: int | None, bias_row: int | None, mask_row: int | None) -> Draw:
+        """The same draw with its rows. `dataclasses.replace` takes three times as long, for each token."""
+        return Draw(
+            self.sampling,
+            self.position,
+            self.banned,
+            counts_row,
+            bias_row,
+            self.banned_after,
+            self.pending,
+            mask_row,
+        )
+
     @property
     def is_greedy(self) -> bool:
         """True if the token is the best one of the unchanged logits."""

@@ -74,7 +74,7 @@ class Engine(EngineRequests):
         )
         self._runner = runner
         self._builder = StepBuilder(runner, self._rules)
-        self._masks = StepMasks(grammars, self._rules.unwanted)
+        self._masks = StepMasks(grammars, self._rules.unwanted, runner.new_masks)
         self._client_work = ClientWork()
         self._overlap = overlap
         self.drafting = drafting

@@ -34,6 +34,7 @@ from headrace.engine.verify_inputs import VerifyInputs
 from headrace.forward.forward_batch import ForwardBatch
 from headrace.forward.memory import CacheMemory
 from headrace.forward.sequence_input import SequenceInput
+from headrace.kernels.lib.sizes import cdiv
 from headrace.kernels.lib.upload import upload_values
 from headrace.kernels.sampling.argmax import argmax
 from headrace.models.model import HybridModel
@@ -200,11 +201,13 @@ class ModelRunner:
             ids.copy_(choose(drawn_from, wanted, self.token_counts, self.token_biases, bans, masks))
         return Launched(logits, Drawn(drawn_from, ids, wanted), [])
 
+    def new_masks(self, num_draws: int) -> Tensor:
+        """Room for masks [num_draws, ceil(V / 32)] int32: for a GPU where it copies them from, and kept until it has."""
+        num_words = cdiv(self.model.config.vocab_size, 32)
+        return torch.empty(num_draws, num_words, dtype=torch.int32, pin_memory=self.memory.device.type == "cuda")
+
     def _masks(self, wait_for_masks: WaitForMasks | None) -> Tensor | None:
-        if wait_for_masks is None:
-            return None
-        masks, device = torch.from_numpy(wait_for_masks()), self.memory.device
-        return masks.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else masks
+        return None if wait_for_masks is None else wait_for_masks().to(self.memory.device, non_blocking=True)
 
     def keep_rows(self, owners: Collection[Hashable]) -> None:
         """Frees the counts and biases of all other sequences."""

@@ -18,6 +18,7 @@ from headrace.engine.logprobs import PendingLogprobs, recorded, rows_at_once, to
 from headrace.engine.token_biases import TokenBiases
 from headrace.engine.token_counts import TokenCounts
 from headrace.kernels.lib.upload import upload_lists, upload_values
+from headrace.kernels.sampling.argmax import argmax
 from headrace.kernels.sampling.draw import draw as draw_tokens
 from headrace.kernels.sampling.penalties import penalise
 from headrace.kernels.sampling.token_mask import mask_tokens
@@ -83,7 +84,8 @@ def choose(
         adjusted.view(-1).index_add_(0, bans.flat_ids, bans.values)
     if masks is not None:
         mask_tokens(adjusted, masks, upload_values(masked, logits.device))
-    chosen = adjusted.argmax(dim=-1)
+    chosen = torch.empty(len(draws), dtype=torch.int64, device=logits.device)
+    argmax(adjusted, chosen)
     random_rows = [row for row, draw in enumerate(draws) if draw.sampling.temperature > COLDEST]
     if random_rows:
         index = upload_values(random_rows, logits.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from headrace.cache.publishing import ScheduledChunk
 from headrace.engine.draw import Draw, PromptRows
@@ -109,7 +109,7 @@ class StepBuilder:
         if counts_row is None and bias_row is None and sequence.grammar is None:
             return draw
         mask_row = _mask_row(sequence, (), masks)
-        return replace(draw, counts_row=counts_row, bias_row=bias_row, mask_row=mask_row)
+        return draw.with_rows(counts_row, bias_row, mask_row)
 
     def _draw_after(self, sequence: Sequence, drafts: tuple[int, ...], masks: list[WantedMask]) -> Draw:
         """The draw of the token after these drafts, as `_draw` would make it if they were the sequence's tokens."""
@@ -120,7 +120,7 @@ class StepBuilder:
             bias_row = self._runner.token_biases.row(sequence, sampling)
         draw = self._rules.draw_after(sequence, drafts)
         mask_row = _mask_row(sequence, drafts, masks)
-        return replace(draw, counts_row=counts_row, bias_row=bias_row, mask_row=mask_row)
+        return draw.with_rows(counts_row, bias_row, mask_row)
 
 
 def rows_to_score(chunk: ScheduledChunk[Sequence]) -> range:

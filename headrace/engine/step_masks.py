@@ -6,14 +6,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from headrace.engine import sequence as engine_sequence
 from headrace.grammar import AnswerGrammar, Grammars
 
-WaitForMasks = Callable[[], NDArray[np.int32]]
-"""Returns masks [K, ceil(V / 32)]: K draws, V ids. For the time when the step is launched."""
+NewMasks = Callable[[int], Any]
+"""Makes a tensor for the masks of K draws, as `ModelRunner.new_masks` does."""
+WaitForMasks = Callable[[], Any]
+"""Returns such a tensor, filled. For the time when the step is launched."""
 
 WantedMask = tuple[engine_sequence.Sequence, tuple[int, ...]]
 """The mask of the token after a sequence's own tokens and these drafts."""
@@ -25,9 +26,15 @@ class StepMasks:
     unwanted   ids that a sequence takes after so many drafts only if its grammar leaves no other
     """
 
-    def __init__(self, grammars: Grammars, unwanted: Callable[[engine_sequence.Sequence, int], Iterable[int]]) -> None:
+    def __init__(
+        self,
+        grammars: Grammars,
+        unwanted: Callable[[engine_sequence.Sequence, int], Iterable[int]],
+        new_masks: NewMasks,
+    ) -> None:
         self._grammars = grammars
         self._unwanted = unwanted
+        self._new_masks = new_masks
         self._thread = ThreadPoolExecutor(1, "masks")
 
     @contextmanager
@@ -42,7 +49,7 @@ class StepMasks:
             yield None
         elif settle is not None:
 
-            def settle_and_fill() -> NDArray[np.int32]:
+            def settle_and_fill() -> Any:
                 settle()
                 return self._fill(wanted)
 
@@ -54,9 +61,12 @@ class StepMasks:
             finally:  # a launch that failed has not waited, and matchers belong to one thread at a time
                 wait((filling,))
 
-    def _fill(self, wanted: Sequence[WantedMask]) -> NDArray[np.int32]:
+    def _fill(self, wanted: Sequence[WantedMask]) -> Any:
+        masks = self._new_masks(len(wanted))
         answers = [_grammar(*each) for each in wanted]
-        return self._grammars.masks(answers, [self._unwanted(sequence, len(drafts)) for sequence, drafts in wanted])
+        unwanted = [self._unwanted(sequence, len(drafts)) for sequence, drafts in wanted]
+        self._grammars.fill_masks(answers, unwanted, masks.numpy())
+        return masks
 
 
 def _grammar(sequence: engine_sequence.Sequence, drafts: tuple[int, ...]) -> AnswerGrammar:

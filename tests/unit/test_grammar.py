@@ -23,7 +23,9 @@ def ids(text: str) -> list[int]:
 
 
 def allowed(grammars: Grammars, answers: list[AnswerGrammar], banned: list[tuple[int, ...]]) -> list[set[int]]:
-    bits = np.unpackbits(grammars.masks(answers, banned).view(np.uint8), axis=1, bitorder="little")
+    masks = np.full((len(answers), -(-VOCAB_SIZE // 32)), -1, dtype=np.int32)  # what was there before does not matter
+    grammars.fill_masks(answers, banned, masks)
+    bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")
     return [set(np.nonzero(row)[0].tolist()) for row in bits]
 
 
