@@ -107,7 +107,9 @@ class Grammars:
     def fill_masks(
         self, answers: Sequence[AnswerGrammar], unwanted: Sequence[Iterable[int]], masks: NDArray[np.int32]
     ) -> None:
-        """Writes the ids that may come next, a bit each, to `masks` [len(answers), ceil(vocab_size / 32)]. Leaves others the GIL.
+        """Writes the ids that may come next, a bit each, to `masks`. Leaves other threads the GIL.
+
+        masks [len(answers), ceil(vocab_size / 32)]: rows without gaps, whose former values do not matter.
 
         unwanted[i] are ids that answer i may have only if its grammar leaves no other: end-of-sequence tokens that come
         too early. After an `error` a mask means nothing.

@@ -202,7 +202,7 @@ class ModelRunner:
         return Launched(logits, Drawn(drawn_from, ids, wanted), [])
 
     def new_masks(self, num_draws: int) -> Tensor:
-        """Room for masks [num_draws, ceil(V / 32)] int32: for a GPU where it copies them from, and kept until it has."""
+        """Room for masks [num_draws, ceil(V / 32)] int32; for a GPU where it copies from, kept until it has."""
         num_words = cdiv(self.model.config.vocab_size, 32)
         return torch.empty(num_draws, num_words, dtype=torch.int32, pin_memory=self.memory.device.type == "cuda")
 
