@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,11 +44,10 @@ def warm_up(
     def run(runner: ModelRunner, capture: Capture | None) -> None:
         steps = _steps(runner, max_step_tokens)
         penalised = replace(_PENALISED, counts_row=runner.token_counts.row("warm-up", [1], 1), mask_row=0)
-        all_allowed = np.full((1, cdiv(runner.model.config.vocab_size, 32)), -1, dtype=np.int32)
         draws = (_GREEDY, _RANDOM, penalised)
         for i, step in enumerate(steps):
             drawn = [draws[(i + row) % 3] for row in range(len(step))]
-            masks = all_allowed.repeat(drawn.count(penalised), axis=0)
+            masks = runner.new_masks(drawn.count(penalised)).fill_(-1)  # everything is allowed
             launched = runner.launch(step, list(enumerate(drawn)), (), lambda masks=masks: masks)
             launched.drawn.tokens()
             if capture is None:

@@ -14,6 +14,8 @@ from tiny_models.recall import held_out_questions, is_right
 
 MODELS = Path(__file__).parents[3] / "tiny_models"
 NUM_QUESTIONS = 64
+MOST_OTHERS = {"bfloat16": 0, "float16": 0, "int8": 1, "fp8": 1}
+"""Answers right with one and wrong with the other: eight bits may turn one in which two tokens are as likely."""
 AT_ONCE = 8
 ENGINE = replace(SMALL, cache_bytes=256 << 20)
 
@@ -53,7 +55,7 @@ async def test_top_1_agreement_and_recall(name: str) -> None:
         return sum(is_right(question, text) for question, text in zip(questions, texts, strict=True))
 
     exact = await answers(model, prompts, None)
-    for dtype in ("bfloat16", "float16", "int8", "fp8"):
+    for dtype in MOST_OTHERS:
         rounded = await answers(model, prompts, dtype)
         assert rounded[0].moved.state_bytes < exact[0].moved.state_bytes
         # The first token is sampled before the state moves; the others follow on from it.
@@ -61,4 +63,5 @@ async def test_top_1_agreement_and_recall(name: str) -> None:
         agreement = sum(one == other for one, other in pairs) / len(pairs)
         print(f"{name}: {dtype} states: {agreement:.4f} of {len(pairs)} tokens alike, {num_right(rounded)} right")
         assert agreement >= 0.99
-        assert num_right(rounded) == num_right(exact) >= 0.9 * NUM_QUESTIONS
+        assert abs(num_right(rounded) - num_right(exact)) <= MOST_OTHERS[dtype]
+        assert num_right(rounded) >= 0.9 * NUM_QUESTIONS
