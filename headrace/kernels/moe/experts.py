@@ -10,7 +10,8 @@ Contract  the experts of one token are distinct; an expert that no token chose i
           (`Fp8Experts`), where their scales' blocks, if any, do not cut a step of the kernel
 Numerics  in x's dtype, the sum over experts too; Triton rounds once after each product. Beside experts in FP8 the
           inputs of both products are quantised, too, as those of fp8_linear.py
-Source    Shazeer et al. 2017, "Outrageously Large Neural Networks"; tokens grouped by expert as in MegaBlocks
+Source    Shazeer et al. 2017, "Outrageously Large Neural Networks"; tokens grouped by expert as in MegaBlocks. Many
+          rows on Hopper go to experts_hopper.py
 
 Legend    n = T k entries, one for each token and choice; sorted, entries of one expert are adjacent
 """
@@ -33,6 +34,7 @@ from headrace.kernels.lib.dispatch import runs_triton
 from headrace.kernels.lib.dot import dot
 from headrace.kernels.lib.pdl import OVERLAPPED, let_next_start, wait_for_previous
 from headrace.kernels.lib.sizes import next_power_of_2
+from headrace.kernels.moe.experts_hopper import is_faster_on_hopper, moe_experts_hopper
 
 
 class Fp8Experts(NamedTuple):
@@ -68,6 +70,8 @@ def moe_experts(x: Tensor, expert: Tensor, weight: Tensor, up: Experts, down: Ex
             f"x {tuple(x.shape)}, up {tuple(up.shape)}, down {tuple(down.shape)}, "
             f"expert {tuple(expert.shape)}, weight {tuple(weight.shape)} disagree"
         )
+    if isinstance(up, Tensor) and isinstance(down, Tensor) and is_faster_on_hopper(x, expert, up, down):
+        return moe_experts_hopper(x, expert, weight, up, down)
     if runs_triton(x):
         return moe_experts_triton(x, expert, weight, up, down)
     assert isinstance(up, Tensor) and isinstance(down, Tensor)

@@ -150,7 +150,7 @@ def _consume(tiles, ring, y_desc, y_tiles, FORM: gl.constexpr, ME: gl.constexpr)
     _, first_row, units = tiles.locate(gl.program_id(0))
     for tile in range(gl.program_id(0), tiles.number, gl.num_programs(0)):
         _, next_row, next_units = tiles.locate(tile + gl.num_programs(0))
-        if ME < units:
+        if units > ME:
             acc = _multiply(ring, tiles.num_pieces, done, ME)
             column = tile % tiles.num_column_tiles * TILE_COLUMNS
             _store(acc, y_desc, y_tiles, first_row + ME * ROWS, column, FORM, ME)

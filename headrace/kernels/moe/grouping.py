@@ -125,9 +125,7 @@ def spread(x: Tensor, groups: Groups) -> Tensor:
 
 
 @triton.jit
-def _gather_sum_kernel(
-    rows_ptr, weight_ptr, place_ptr, out_ptr, D: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr
-):
+def _gather_sum_kernel(rows_ptr, weight_ptr, place_ptr, out_ptr, D: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr):
     let_next_start()
     wait_for_previous()
     BLOCKS: tl.constexpr = (D + BLOCK - 1) // BLOCK

@@ -18,6 +18,9 @@ from headrace.kernels.dense.small_linear import NO_GROUPS, Tile, sizes, tile_for
 from headrace.kernels.dense.swiglu_linear_hopper import COLUMNS, CONSUMERS, ROWS
 from headrace.kernels.lib.hopper import LAYOUT, SPAN, launch_registers, registers
 from headrace.kernels.moe.experts import MoeTile, moe_tile
+from headrace.kernels.moe.grouped_linear_hopper import Form, num_stages
+from headrace.kernels.moe.grouping import COLUMNS as COPIED
+from headrace.kernels.moe.grouping import ENTRIES, UNIT
 from headrace.kernels.transfer import state_rows
 from tests.support.kernels.compiled import Launch
 
@@ -121,6 +124,19 @@ def swiglu_linear_launch(dtype: str = "bf16") -> Launch:
     return Launch(kernel, types, constexprs, 4, 1, launch_registers(consumers))
 
 
+def grouped_linear_launch(form: Form) -> Launch:
+    def described(rows: int, columns: int) -> str:
+        return f"tensordesc<bf16[{rows},{columns}],{LAYOUT.value!r}>"
+
+    types = {"x_desc": described(ROWS.value, SPAN.value), "weight_desc": described(COLUMNS.value, SPAN.value)}
+    types |= {"y_desc": described(ROWS.value, COLUMNS.value), "tiles_ptr": "*i32:16", "used_ptr": "*i32:16"}
+    types |= {"rows_an_expert": "i32", "num_column_tiles": "i32", "num_pieces": "i32"}
+    constexprs = dict(zip(("REGISTERS", "PRODUCER_REGISTERS"), registers(CONSUMERS.value), strict=True))
+    kernel = "headrace.kernels.moe.grouped_linear_hopper:_grouped_linear_kernel"
+    constexprs |= {"FORM": form, "STAGES": num_stages(form)}
+    return Launch(kernel, types, constexprs, 4, 1, launch_registers(CONSUMERS.value))
+
+
 def row_launches() -> Iterator[tuple[str, Launch]]:
     """Launches of norms, SwiGLU, experts and FP8's rows, for the benchmarks' shapes."""
     for model, width in NORM_WIDTHS.items():
@@ -142,6 +158,7 @@ def row_launches() -> Iterator[tuple[str, Launch]]:
     for mixture in MIXTURES:
         yield f"sort {mixture.name}", sort_launch(mixture)
         yield f"route {mixture.name}", route_launch(mixture)
+        yield from grouping_launches(mixture)
         for entries in (1, 50, 500):
             tile = moe_tile(entries, BF16)
             yield f"up {mixture.name} {tuple(tile)}", experts_launch(mixture, tile, "_up_kernel")
@@ -188,6 +205,23 @@ def gated_norm_launch(groups: int, width: int, weight_stride: int, gate_first: b
 def sort_launch(mixture: Mixture) -> Launch:
     types = {"expert_ptr": "*i32:16", "order_ptr": "*i32:16", "first_ptr": "*i32:16", "n": "i32"}
     return Launch("headrace.kernels.moe.experts:_sort_kernel", types, {"E": mixture.num_experts, "BLOCK": 1024})
+
+
+def grouping_launches(mixture: Mixture) -> Iterator[tuple[str, Launch]]:
+    module, E = "headrace.kernels.moe.grouping", mixture.num_experts
+    entries = {name: "*i32:16" for name in ("expert_ptr", "rank_ptr")} | {"n": "i32:16"}
+    rank = Launch(f"{module}:_rank_kernel", entries | {"count_ptr": "*i32:16"}, {"BLOCK": ENTRIES})
+    yield f"rank {mixture.name}", rank
+    types = {name: "*i32:16" for name in ("count_ptr", "first_ptr", "tiles_ptr", "used_ptr")}
+    constexprs = {"E": E, "PADDED_E": triton.next_power_of_2(E), "UNIT": UNIT}
+    yield f"tiles {mixture.name}", Launch(f"{module}:_tiles_kernel", types, constexprs)
+    types = entries | {"first_ptr": "*i32:16", "place_ptr": "*i32:16"}
+    yield f"place {mixture.name}", Launch(f"{module}:_place_kernel", types, {"BLOCK": ENTRIES})
+    copied = {"D": mixture.hidden, "K": mixture.chosen, "BLOCK": COPIED}
+    types = {"x_ptr": "*bf16:16", "place_ptr": "*i32:16", "rows_ptr": "*bf16:16", "stride_x": "i32:16"}
+    yield f"spread {mixture.name}", Launch(f"{module}:_spread_kernel", types, copied, num_warps=2)
+    types = {name: "*bf16:16" for name in ("rows_ptr", "weight_ptr", "out_ptr")} | {"place_ptr": "*i32:16"}
+    yield f"gather_sum {mixture.name}", Launch(f"{module}:_gather_sum_kernel", types, copied, num_warps=2)
 
 
 def route_launch(mixture: Mixture) -> Launch:

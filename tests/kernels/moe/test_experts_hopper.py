@@ -1,0 +1,72 @@
+"""Experts of grouped rows on Hopper: against float64 on a Hopper GPU, elsewhere that their products compile."""
+
+from unittest.mock import Mock
+
+import pytest
+import torch
+from torch import Tensor
+
+from headrace.kernels.lib.dispatch import runs_hopper
+from headrace.kernels.moe import experts
+from headrace.kernels.moe.experts import moe_experts, moe_experts_torch
+from headrace.kernels.moe.experts_hopper import moe_experts_hopper
+from tests.kernels.dense.rows import DEVICE, NAN, slice_of_projection
+from tests.support.kernels.compiled import SHARED_BYTES_A_BLOCK, compile_for_h200
+from tests.support.kernels.launches import grouped_linear_launch
+
+needs_hopper = pytest.mark.skipif(
+    not runs_hopper(torch.empty(1, dtype=torch.bfloat16, device=DEVICE)), reason="needs a Hopper GPU"
+)
+
+
+def operands(
+    rows: int, E: int, k: int, D: int, inner: int, has_gate: bool = True, dtype: torch.dtype = torch.bfloat16
+) -> tuple[Tensor, ...]:
+    """No token chooses the last expert, whose weights are NaN."""
+    up = (torch.randn(E, (1 + has_gate) * inner, D, device=DEVICE) * D**-0.5).to(dtype)
+    down = (torch.randn(E, D, inner, device=DEVICE) * inner**-0.5).to(dtype)
+    up[-1] = down[-1] = NAN
+    expert = torch.rand(rows, E - 1, device=DEVICE).argsort(-1)[:, :k].int()
+    return slice_of_projection(rows, D, dtype), expert, torch.rand(rows, k, device=DEVICE).to(dtype), up, down
+
+
+def check(y: Tensor, x: Tensor, expert: Tensor, weight: Tensor, up: Tensor, down: Tensor) -> None:
+    wide = [each.double() for each in (x, weight, up, down)]
+    expected = moe_experts_torch(wide[0], expert.long(), *wide[1:])
+    torch.testing.assert_close(y.double(), expected, atol=3e-2, rtol=3e-2)
+
+
+@needs_hopper
+@pytest.mark.parametrize("has_gate", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("rows", [1, 63, 65, 129, 1000])
+@pytest.mark.parametrize(("E", "k", "D", "inner"), [(3, 1, 64, 64), (17, 6, 192, 320), (66, 10, 576, 192)])
+def test_any_number_of_rows(rows: int, E: int, k: int, D: int, inner: int, dtype: torch.dtype, has_gate: bool):
+    given = operands(rows, E, k, D, inner, has_gate, dtype)
+    check(moe_experts_hopper(*given), *given)
+
+
+@needs_hopper
+def test_one_expert_may_get_every_token():
+    x, expert, weight, up, down = operands(700, 5, 2, 256, 128)
+    expert[:, 0], expert[:, 1] = 1, 3
+    check(moe_experts_hopper(x, expert, weight, up, down), x, expert, weight, up, down)
+
+
+@needs_hopper
+def test_experts_of_many_rows_take_it(monkeypatch):
+    hopper = Mock(side_effect=moe_experts_hopper)
+    monkeypatch.setattr(experts, "moe_experts_hopper", hopper)
+    given = operands(1000, 9, 2, 256, 128)
+    check(moe_experts(*given), *given)
+    assert hopper.call_count == 1
+    given = operands(100, 9, 2, 256, 128)
+    check(moe_experts(*given), *given)
+    assert hopper.call_count == 1
+
+
+def test_it_compiles_for_an_h200_without_spills():
+    forms = compile_for_h200([grouped_linear_launch(form) for form in ("swiglu", "relu_squared", "none")])
+    for report in forms:
+        assert report.stack_bytes == 0 and report.shared_bytes <= SHARED_BYTES_A_BLOCK, report
+        assert "wgmma.mma_async.sync.aligned.m64n256k16" in report.ptx
