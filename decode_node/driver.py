@@ -113,9 +113,7 @@ class DecodeDriver:
         self._unsent = UnsentTokens(config.max_unsent_tokens)
 
     async def run(self, commands: AsyncIterator[DecodeCommand]) -> AsyncGenerator[DecodeEvent, None]:
-        if self._sequence.request.sampling.grammar is not None:
-            await asyncio.to_thread(self._engine.intake.compile_grammar, self._sequence)
-        self._loop.post(lambda: self._engine.submit(self._sequence))
+        await self._runtime.submit(self._sequence)
         async with aclosing(self._serve(commands)) as messages:
             async for message in messages:
                 yield message

@@ -49,7 +49,7 @@ class AnswerSoFar:
             and self.request.salt == request.salt
             and self.request.sampling == request.sampling
             and self.request.tokens[:length] == request.tokens[:length]
-            and tuple(token.id for token in self._tokens[: len(shown)]) == shown
+            and [token.id for token in self._tokens[: len(shown)]] == list(shown)
         )
 
     def beyond(self, request: Request) -> Tokens:

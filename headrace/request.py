@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from headrace.token_array import TokenArray
+
 
 @dataclass(frozen=True)
 class BadWord:
@@ -76,7 +78,7 @@ class Request:
     """
 
     request_id: str
-    tokens: tuple[int, ...]
+    tokens: TokenArray
     num_prompt_tokens: int
     sampling: Sampling
     salt: bytes = b""

@@ -13,6 +13,7 @@ from headrace.cache.layout import CacheLayout
 from headrace.engine.build import BuiltEngine
 from headrace.engine.engine import Engine
 from headrace.engine.loop import EngineLoop
+from headrace.engine.sequence import Sequence
 from headrace.forward.memory import CacheMemory
 from headrace.tracing import NoTracing, Tracing
 from headrace.wire.tls import Identity
@@ -81,6 +82,18 @@ class NodeRuntime:
         """Has the watchers called."""
         for watcher in self.watchers:
             watcher()
+
+    async def submit(self, sequence: Sequence) -> None:
+        """Hashes a fresh sequence, compiles its grammar, and submits it. Raises BadRequest.
+
+        A long prompt is hashed in parts, between which the event loop does other work: it takes a millisecond.
+        """
+        intake = self.engine.intake
+        for _ in intake.hash_prompt(sequence):
+            await asyncio.sleep(0)
+        if sequence.request.sampling.grammar is not None:
+            await asyncio.to_thread(intake.compile_grammar, sequence)
+        self.loop.post(lambda: self.engine.submit(sequence))
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs clean-up work that outlives the request that started it; the node waits for it when it stops."""

@@ -101,9 +101,7 @@ class PrefillDriver:
         self._fetching: asyncio.Task[None] | None = None
 
     async def run(self) -> AsyncGenerator[PrefillEvent, None]:
-        if self._sequence.request.sampling.grammar is not None:
-            await asyncio.to_thread(self._engine.intake.compile_grammar, self._sequence)
-        self._loop.post(lambda: self._engine.submit(self._sequence))
+        await self._runtime.submit(self._sequence)
         try:
             while not self._lifecycle.is_over:
                 event = await self._inbox.get()

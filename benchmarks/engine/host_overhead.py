@@ -17,7 +17,7 @@ from typing import TypeVar
 import torch
 
 from benchmarks.cluster.client import body_of, fresh
-from benchmarks.engine.steps import Batch, job_of
+from benchmarks.engine.steps import Batch, job_of, sequence_of
 from benchmarks.shapes import TINY_MODELS
 from benchmarks.timing import table_header, table_row
 from headrace.cache.hashing import prefix_keys
@@ -72,7 +72,7 @@ class Node:
     def take(self, request: Request, stages: Stages) -> None:
         """Up to where the kernels' launches begin, or where the state is waited for."""
         engine, job = self._engine, job_of(request, 1, self._hit_policy, lambda event: None)
-        sequence = stages.time(f"{self.name}: checks and hashes it", lambda: engine.intake.sequence(job))
+        sequence = stages.time(f"{self.name}: checks and hashes it", lambda: sequence_of(engine, job))
         engine.submit(sequence)
         stages.time(f"{self.name}: admits it", engine.admit)
         if not self._hit_policy.state_arrives:

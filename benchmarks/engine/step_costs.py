@@ -23,7 +23,7 @@ import numpy as np
 import torch
 import typer
 
-from benchmarks.engine.steps import greedy, job_of
+from benchmarks.engine.steps import greedy, job_of, sequence_of
 from benchmarks.shapes import CPU_SHAPES, SHAPES
 from benchmarks.timing import table_header, table_row
 from headrace.cache.hits import ResumeLocally
@@ -103,7 +103,7 @@ class MixedLoad:
         num_tokens = least if shortest else int(math.exp(self._dice.uniform(math.log(least), math.log(most))))
         prompt = [self._dice.randrange(5, 1000) for _ in range(num_tokens)]
         request = replace(greedy(prompt, max_tokens), token_gap_s=self._token_gap_s)
-        sequence = self._engine.intake.sequence(job_of(request, max_tokens, ResumeLocally(), lambda event: None))
+        sequence = sequence_of(self._engine, job_of(request, max_tokens, ResumeLocally(), lambda event: None))
         self._engine.submit(sequence)
         self._sequences.append(sequence)
 

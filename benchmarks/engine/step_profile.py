@@ -38,7 +38,7 @@ from benchmarks.engine.step_probe import (
     summary_header,
     summary_row,
 )
-from benchmarks.engine.steps import greedy, job_of
+from benchmarks.engine.steps import greedy, job_of, sequence_of
 from benchmarks.shapes import CPU_SHAPES, SHAPES
 from headrace.cache.hits import ResumeLocally
 from headrace.engine.build import BuiltEngine, engine_around
@@ -151,7 +151,7 @@ class Bench:
                 done.set_result(None)
 
         job = job_of(greedy(prompt, max_tokens), max_tokens, ResumeLocally(), partial(self._loop.deliver, take))
-        sequence = self._built.engine.intake.sequence(job)
+        sequence = sequence_of(self._built.engine, job)
         self._loop.post(lambda: self._built.engine.submit(sequence))
         try:
             await done
@@ -194,12 +194,14 @@ class Bench:
 
     async def reading(self, pause_s: float) -> None:
         """Calls with long prompts that are read and hashed in the event loop, as a node does, and go no further."""
-        prompt = self.prompt(self.sizes.contexts[1])
+        prompt, intake = self.prompt(self.sizes.contexts[1]), self._built.engine.intake
         start = m.Start(greedy(prompt, 128), may_prefill_remotely=True)
         sent = codecs.encode_one_of(start, pb.DecodeCommand()).SerializeToString()
         while True:
             command = codecs.decode_one_of(pb.DecodeCommand.FromString(sent))
-            self._built.engine.intake.sequence(job_of(command.request, 1, ResumeLocally(), lambda event: None))
+            job = job_of(command.request, 1, ResumeLocally(), lambda event: None)
+            for _ in intake.hash_prompt(intake.sequence(job)):
+                await asyncio.sleep(0)
             await asyncio.sleep(self.pause_s(pause_s))
 
 

@@ -30,8 +30,10 @@ from headrace.engine.build import BuiltEngine, build_engine, engine_around
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.sequence import Event, Job, Sampled
+from headrace.engine.sequence import Sequence as EngineSequence
 from headrace.models.weights import random_model
 from headrace.request import Request, Sampling
+from headrace.token_array import TokenArray
 
 TIMED_STEPS = 128
 
@@ -39,11 +41,20 @@ TIMED_STEPS = 128
 def greedy(prompt: Sequence[int], max_tokens: int, **fields: Any) -> Request:
     """A request that ignores the end of sequence."""
     sampling = Sampling(max_tokens=max_tokens, seed=0, temperature=0.0, ignore_eos=True)
-    return Request("r", tuple(prompt), len(prompt), sampling, **fields)
+    return Request("r", TokenArray.of(prompt), len(prompt), sampling, **fields)
 
 
 def job_of(request: Request, max_new: int, hit_policy: HitPolicy, on_event: Callable[[Event], None]) -> Job:
     return Job(request, lambda hit: hit_policy, max_new, time.monotonic() + 3600, on_event)
+
+
+def sequence_of(engine: Engine, job: Job) -> EngineSequence:
+    """The job's sequence, ready for `Engine.submit`."""
+    sequence = engine.intake.sequence(job)
+    for _ in engine.intake.hash_prompt(sequence):
+        pass
+    engine.intake.compile_grammar(sequence)
+    return sequence
 
 
 class Batch:
@@ -53,11 +64,10 @@ class Batch:
         self._engine = engine
         self.arrivals: list[list[float]] = [[] for _ in requests]
         self.sequences = [
-            engine.intake.sequence(job_of(request, max_new, ResumeLocally(), partial(_note_time, times)))
+            sequence_of(engine, job_of(request, max_new, ResumeLocally(), partial(_note_time, times)))
             for request, times in zip(requests, self.arrivals, strict=True)
         ]
         for sequence in self.sequences:
-            engine.intake.compile_grammar(sequence)
             engine.submit(sequence)
 
     @property

@@ -18,7 +18,7 @@ class MisplacedState(CacheError):
 
 
 class BadTokens(CacheError, ValueError):
-    """Token ids or keys that cannot be cached: out of range, or fewer keys than computed blocks."""
+    """Tokens that cannot be cached: fewer keys than computed blocks."""
 
 
 class UnknownEvictionPolicy(CacheError, ValueError):

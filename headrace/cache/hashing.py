@@ -4,29 +4,29 @@
     key[0] = blake3(root   | tokens of block 0)
     key[i] = blake3(key[i-1] | tokens of block i)
 
-Tokens are little-endian u32. Every hashed field has a fixed or a prefixed length, so two different inputs
-never hash the same bytes. A key names a whole prefix: equal keys mean equal tokens from the first on, the
-same block size and the same salt (tenant). Keys are equal across nodes and machines.
+Tokens are little-endian u32, as a `TokenArray` has them. Every hashed field has a fixed or a prefixed length, so two
+different inputs never hash the same bytes. A key names a whole prefix: equal keys mean equal tokens from the first on,
+the same block size and the same salt (tenant). Keys are equal across nodes and machines.
 """
 
 import struct
-import sys
-from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 
 from blake3 import blake3
 
-from headrace.cache.errors import BadTokens
 from headrace.cache.types import PrefixKey
+from headrace.token_array import TOKEN_BYTES, TokenArray, pack_ids
+
+HASHED_AT_ONCE = 2048
+"""Tokens: a tenth of a millisecond in blocks of 16. An event loop does other work between two such parts."""
 
 _DOMAIN = b"headrace prefix 1"
-_TOKEN_BYTES = 4
 
 
-def prefix_keys(tokens: Sequence[int], block_size: int, salt: bytes = b"") -> list[PrefixKey]:
+def prefix_keys(tokens: Iterable[int], block_size: int, salt: bytes = b"") -> list[PrefixKey]:
     """The key of each full block of `tokens`; a partial last block has none.
 
-    Raises BadTokens if a token does not fit an unsigned 32-bit integer.
+    Raises BadTokenIds if a token does not fit an unsigned 32-bit integer.
     """
     hasher = PrefixHasher(block_size, salt)
     hasher.extend(tokens)
@@ -44,13 +44,13 @@ class PrefixHasher:
             raise ValueError(f"block_size must be at least 1, not {block_size}")
         self.block_size = block_size
         self.keys: list[PrefixKey] = []
-        self._block_bytes = block_size * _TOKEN_BYTES
+        self._block_bytes = block_size * TOKEN_BYTES
         self._parent = blake3(_DOMAIN + struct.pack("<II", block_size, len(salt)) + salt).digest()
         self._pending = b""
 
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens. Raises BadTokens, and appends none, if one is not an unsigned 32-bit integer."""
-        data = self._pending + _token_bytes(tokens)
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Append tokens. Raises BadTokenIds, and appends none, if one is not an unsigned 32-bit integer."""
+        data = self._pending + (tokens.packed if isinstance(tokens, TokenArray) else pack_ids(tokens))
         block_bytes, parent, keys = self._block_bytes, self._parent, self.keys
         num_full_bytes = len(data) - len(data) % block_bytes
         for start in range(0, num_full_bytes, block_bytes):
@@ -59,12 +59,9 @@ class PrefixHasher:
         self._parent = parent
         self._pending = data[num_full_bytes:]
 
-
-def _token_bytes(tokens: Sequence[int]) -> bytes:
-    try:
-        packed = array("I", tokens)
-    except (OverflowError, TypeError) as error:
-        raise BadTokens(f"token ids must be unsigned 32-bit integers: {error}") from error
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
+    def extend_in_parts(self, tokens: TokenArray) -> Iterator[None]:
+        """Appends tokens, and yields after each `HASHED_AT_ONCE` but the last: all are in when it ends."""
+        for start in range(0, len(tokens), HASHED_AT_ONCE):
+            if start:
+                yield
+            self.extend(tokens[start : start + HASHED_AT_ONCE])

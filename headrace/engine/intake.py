@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from headrace.cache.hashing import PrefixHasher
 from headrace.engine.sequence import Job, Sequence
 from headrace.engine.stopping import StopRules
@@ -33,10 +35,9 @@ class Intake:
         self._vocab_size = vocab_size
 
     def sequence(self, job: Job) -> Sequence:
-        """The job's sequence, hashed and known to fit, for `submit`. Touches nothing shared: any thread may call it.
+        """The job's sequence, known to fit. Before `submit`: `hash_prompt`, and `compile_grammar` if it has one.
 
-        Raises BadRequest for a token outside the vocabulary, RequestTooLarge if it could never be admitted. Token ids
-        are unsigned on the wire; PrefixHasher raises BadTokens for negative ones made in process.
+        Raises BadRequest for a token outside the vocabulary, RequestTooLarge if it could never be admitted.
         """
         request = job.request
         self._require_known_tokens(request)
@@ -44,9 +45,7 @@ class Intake:
             raise RequestTooLarge(
                 f"{len(request.tokens)} tokens > {self._rules.max_model_tokens}, the model's length: shorten the prompt"
             )
-        hasher = PrefixHasher(self._block_size, request.salt)
-        hasher.extend(request.tokens)
-        sequence = Sequence(job, hasher, list(request.tokens))
+        sequence = Sequence(job, PrefixHasher(self._block_size, request.salt))
         needed = -(-self._rules.last_computed(sequence) // self._block_size)
         if needed > self._num_blocks:
             raise RequestTooLarge(
@@ -55,6 +54,10 @@ class Intake:
             )
         return sequence
 
+    def hash_prompt(self, sequence: Sequence) -> Iterator[None]:
+        """Hashes the blocks of a fresh sequence, some before each time it yields; to be exhausted before `submit`."""
+        return sequence.hasher.extend_in_parts(sequence.request.tokens)
+
     def _require_known_tokens(self, request: Request) -> None:
         """An id outside the embedding table would crash the step, and with it the node."""
         if not request.tokens:
@@ -62,7 +65,7 @@ class Intake:
         sampling = request.sampling
         named = (sampling.stop_token_ids, sampling.bias_ids, sampling.allowed_token_ids)
         words = (word.tokens for word in sampling.bad_words)
-        largest = max(max(ids, default=0) for ids in (request.tokens, *named, *words))
+        largest = max(request.tokens.largest, *(max(ids, default=0) for ids in (*named, *words)))
         if largest >= self._vocab_size:
             raise BadRequest(f"token id {largest} is outside the model's vocabulary of {self._vocab_size}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
@@ -154,7 +155,7 @@ class Job:
 class Sequence:
     """A job's progress. Owned by the engine's thread; nodes keep it as a handle and read its `claim`.
 
-    tokens           prompt and answer so far
+    tokens           prompt and answer so far, in one piece of memory: garbage collections do not visit each
     arrival          when the router took it in, on the engine's clock; its place in every order
     client_work      what its client's requests have taken of this engine lately, in tokens at depth 0
     exceeds          that is beyond its client's share: it yields to the others
@@ -185,7 +186,7 @@ class Sequence:
 
     job: Job
     hasher: PrefixHasher
-    tokens: list[int]
+    tokens: array[int] = field(init=False)
     arrival: Arrival = (0.0, 0)
     client_work: float = 0.0
     exceeds: bool = False
@@ -217,6 +218,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.hit_policy = self.job.hit_policy
+        self.tokens = self.request.tokens.growing()
         self.prefill_length = len(self.tokens)
         words = [word.tokens for word in self.request.sampling.bad_words if len(word.tokens) > 1]
         self.bad_words = BadWords(words) if words else None

@@ -1,8 +1,8 @@
 """Converts the dataclasses of `headrace/wire/messages.py` to protobuf messages and back, by field names.
 
 Encoding raises TypeError if a dataclass has a field that the message lacks; the message may have more. A dataclass
-field of type `X | None` is a protobuf field with presence; a tuple is a repeated field; the Enum member STOP of
-FinishReason is FINISH_REASON_STOP.
+field of type `X | None` is a protobuf field with presence; a tuple is a repeated field, a TokenArray its bytes; the
+Enum member STOP of FinishReason is FINISH_REASON_STOP.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from google.protobuf.message import Message
 
+from headrace.token_array import TokenArray
 from headrace.wire import messages as m
 from headrace.wire.generated import headrace_pb2 as pb
 
@@ -78,6 +79,8 @@ def _writer(name: str, hint: Any) -> Callable[[Message, Any], None]:
         return lambda message, values: getattr(message, name).extend(values)
     if get_origin(hint) is Mapping:
         return lambda message, values: getattr(message, name).update(values)
+    if hint is TokenArray:
+        return lambda message, tokens: setattr(message, name, tokens.packed)
     if is_dataclass(hint):
 
         def put_nested(message: Message, value: Any) -> None:
@@ -115,6 +118,8 @@ def _reader(name: str, hint: Any) -> Callable[[Message], Any]:
         return lambda message: tuple(getattr(message, name)[:])  # half as long as iterating
     if get_origin(hint) is Mapping:
         return lambda message: dict(getattr(message, name))
+    if hint is TokenArray:
+        return lambda message: TokenArray(getattr(message, name))
     if is_dataclass(hint):
         nested: Any = hint
         return lambda message: decode(getattr(message, name), nested)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.request import Request
+from headrace.token_array import TokenArray
 from router.api.body_schemas import whole_numbers
 from router.api.chat_grammar import chat_grammar
 from router.api.chat_schemas import ChatBody
@@ -32,7 +33,7 @@ _UINT64 = 2**64
 class Prompt:
     """One prompt. `text` is what `echo` shows; it is empty for a chat, and for token ids that are not echoed."""
 
-    tokens: tuple[int, ...]
+    tokens: TokenArray
     text: str
     boundaries: tuple[int, ...] = ()
 
@@ -141,16 +142,16 @@ class RequestBuilder:
             body.max_calls,
         )
 
-    def chat_tokens(self, body: ChatBody) -> tuple[int, ...]:
+    def chat_tokens(self, body: ChatBody) -> Sequence[int]:
         """The tokens of a chat's prompt; raises ApiError (400) for one that no node can hold."""
         tokens = self._rendered(body).tokens
         self._check_length(len(tokens), "messages")
         return tokens
 
-    def text_tokens(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+    def text_tokens(self, text: str, *, add_special_tokens: bool) -> Sequence[int]:
         """The tokens of a text; raises ApiError (400) for one that no node can hold."""
         self._refuse_certainly_too_long(text, "prompt")
-        tokens = tuple(self._tokens.encode(text, add_special_tokens=add_special_tokens))
+        tokens = self._tokens.encode(text, add_special_tokens=add_special_tokens)
         self._check_length(len(tokens), "prompt")
         return tokens
 
@@ -254,11 +255,11 @@ class RequestBuilder:
     def _text_prompt(self, body: CompletionBody, text: str) -> Prompt:
         self._check_text(body, text, "prompt")
         add_special_tokens = body.add_special_tokens is not False
-        return Prompt(tuple(self._tokens.encode(text, add_special_tokens=add_special_tokens)), text)
+        return Prompt(TokenArray.of(self._tokens.encode(text, add_special_tokens=add_special_tokens)), text)
 
     def _token_prompt(self, ids: Sequence[int], echo: bool) -> Prompt:
         check_ids(ids, self._tokens.vocab_size, "prompt")
-        return Prompt(tuple(ids), self._tokens.decode(ids) if echo else "")
+        return Prompt(TokenArray.of(ids), self._tokens.decode(ids) if echo else "")
 
     def _build(
         self,

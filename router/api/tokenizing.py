@@ -94,7 +94,7 @@ def read_tokenize(data: bytes, model: ServedModel) -> bytes:
     else:
         ids = builder.text_tokens(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
     strings = [model.tokens.token_bytes.entry(token_id) for token_id in ids] if body.return_token_strs else None
-    answer = {"count": len(ids), "max_model_len": builder.limit, "tokens": ids, "token_strs": strings}
+    answer = {"count": len(ids), "max_model_len": builder.limit, "tokens": list(ids), "token_strs": strings}
     return json.dumps(answer).encode()
 
 

@@ -119,7 +119,7 @@ class RequestLifecycle:
         sampling = self.request.sampling
         if self._num_scored == self.request.num_prompt_tokens:
             sampling = replace(sampling, prompt_logprobs=None)
-        return replace(self.request, tokens=(*self.request.tokens, *self.generated), sampling=sampling)
+        return replace(self.request, tokens=self.request.tokens.followed_by(self.generated), sampling=sampling)
 
     def on(self, event: Event, now_s: float) -> list[Instruction]:
         """Enters the next state and returns what to do; raises IllegalEvent."""

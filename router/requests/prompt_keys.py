@@ -1,21 +1,20 @@
-"""The prefix keys of a request's prompt, hashed once and, for long prompts, in a thread."""
+"""The prefix keys of a request's prompt, hashed once."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 
-from headrace.cache.hashing import prefix_keys
+from headrace.cache.hashing import PrefixHasher
 from headrace.cache.types import PrefixKey
 from headrace.request import Request
-
-LONG_PROMPT_TOKENS = 1 << 14  # hashed in a millisecond; longer prompts would block the event loop
 
 
 class PromptKeys:
     """The prefix keys of one request by block size, hashed on first use and cached.
 
-    Concurrent callers wait for one hashing instead of repeating it.
+    Concurrent callers wait for one hashing instead of repeating it. A long prompt is hashed in parts, between which the
+    event loop does other work: a thread would hold the interpreter's lock all the while.
     """
 
     def __init__(self) -> None:
@@ -30,8 +29,8 @@ class PromptKeys:
             if len(tokens) != self._num_tokens:
                 self._num_tokens, self._keys = len(tokens), {}
             for size in set(block_sizes) - self._keys.keys():
-                if len(tokens) < LONG_PROMPT_TOKENS:
-                    self._keys[size] = prefix_keys(tokens, size, request.salt)
-                else:
-                    self._keys[size] = await asyncio.to_thread(prefix_keys, tokens, size, request.salt)
+                hasher = PrefixHasher(size, request.salt)
+                for _ in hasher.extend_in_parts(tokens):
+                    await asyncio.sleep(0)
+                self._keys[size] = hasher.keys
             return self._keys

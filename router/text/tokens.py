@@ -12,6 +12,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from headrace.token_array import TokenArray
 from router.errors import ModelFolderError, bad_request
 from router.text.answer.answer_format import ModelFormats
 from router.text.chat_template import ChatTemplate, ChatTemplateError, Message, load_chat_template
@@ -41,7 +42,7 @@ class ChatPrompt:
     opens_reasoning   the answer begins inside the reasoning
     """
 
-    tokens: tuple[int, ...]
+    tokens: TokenArray
     boundaries: Callable[..., tuple[int, ...]]
     opens_reasoning: bool
 
@@ -110,7 +111,7 @@ class ModelTokens:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of all these tokens, by default without special tokens."""
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
     def detokenizer(
@@ -206,9 +207,9 @@ class ModelTokens:
         check(rendered)
         # The template writes special tokens itself.
         if self._literal is not None and hidden:
-            tokens = tuple(self._literal.encode(rendered, hidden))
+            tokens = TokenArray.of(self._literal.encode(rendered, hidden))
         else:
-            tokens = tuple(self.encode(rendered, add_special_tokens=False))
+            tokens = TokenArray.of(self.encode(rendered, add_special_tokens=False))
 
         def boundaries(marks: Sequence[Mark] = ()) -> tuple[int, ...]:
             render_cut = partial(render, add_generation_prompt=False)

@@ -14,6 +14,7 @@ from transformers.cache_utils import DynamicLayer
 from headrace.cache.layout import CacheLayout
 from headrace.engine.build import build_engine
 from headrace.request import Request, Sampling
+from headrace.token_array import TokenArray
 from headrace.wire.client import GrpcNodeClient
 from headrace.wire.messages import PrefillRequest, Reservation
 from node.config import NodeConfig
@@ -59,7 +60,7 @@ async def receive(
             deadline_s=asyncio.get_running_loop().time() + 60,
         )
         sampling = Sampling(max_tokens=NUM_TOKENS, seed=0, temperature=0.0, ignore_eos=True)
-        request = Request("r", tuple(prompt), len(prompt), sampling)
+        request = Request("r", TokenArray.of(prompt), len(prompt), sampling)
         async with client.prefill(PrefillRequest(request, reservation), timeout_s=60) as call:
             async for _ in call:
                 pass

@@ -222,6 +222,8 @@ class Request(_message.Message):
     TOKEN_GAP_S_FIELD_NUMBER: _builtins.int
     CLIENT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
+    tokens: _builtins.bytes
+    """4 bytes each, little-endian: the prompt, then what other nodes generated before a migration"""
     num_prompt_tokens: _builtins.int
     salt: _builtins.bytes
     """separates tenants in every prefix index"""
@@ -234,10 +236,6 @@ class Request(_message.Message):
     client: _builtins.int
     """a number for the client that asks, the same at every router: nodes share their steps by it"""
     @_builtins.property
-    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """the prompt, then what other nodes generated before a migration"""
-
-    @_builtins.property
     def sampling(self) -> Global___Sampling: ...
     @_builtins.property
     def boundaries(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -247,7 +245,7 @@ class Request(_message.Message):
         self,
         *,
         request_id: _builtins.str = ...,
-        tokens: _abc.Iterable[_builtins.int] | None = ...,
+        tokens: _builtins.bytes = ...,
         num_prompt_tokens: _builtins.int = ...,
         sampling: Global___Sampling | None = ...,
         salt: _builtins.bytes = ...,

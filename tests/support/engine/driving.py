@@ -14,6 +14,7 @@ from headrace.engine.sequence import Event, Finished, Job, Sampled, Sequence
 from headrace.models.weights import load_config, load_model
 from headrace.request import Request, Sampling
 from headrace.speculation.config import MTP
+from headrace.token_array import TokenArray
 
 SMALL = EngineConfig(cache_bytes=32 << 20, max_step_tokens=256, max_running=16, threads=1)
 GREEDY = Sampling(max_tokens=16, seed=0, temperature=0.0, ignore_eos=True)
@@ -43,7 +44,7 @@ def engine_of(path: Path, num_blocks: int, num_slots: int, **changes: object) ->
 
 
 def request(prompt: list[int], sampling: Sampling = GREEDY, **more: object) -> Request:
-    return Request("r", tuple(prompt), len(prompt), sampling, **more)
+    return Request("r", TokenArray.of(prompt), len(prompt), sampling, **more)
 
 
 def resume_locally(hit: PrefixHit) -> HitPolicy:
@@ -71,6 +72,8 @@ def submit(built: BuiltEngine, asked: Request, **changes: object) -> Run:
     events: list[Event] = []
     job = Job(asked, resume_locally, asked.sampling.max_tokens, time.monotonic() + 60, events.append)
     sequence = built.engine.intake.sequence(replace(job, **changes))
+    for _ in built.engine.intake.hash_prompt(sequence):
+        pass
     built.engine.intake.compile_grammar(sequence)
     built.engine.submit(sequence)
     return Run(sequence, events)

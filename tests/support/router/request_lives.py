@@ -1,6 +1,7 @@
 """Lives of requests in the router, at the points where tests take them up."""
 
 from headrace.request import FinishReason, Request, Sampling, Token
+from headrace.token_array import TokenArray
 from headrace.wire import messages as m
 from router.requests.events import DecodeStarted, PrefillStarted
 from router.requests.lifecycle import RequestLifecycle
@@ -16,7 +17,7 @@ PREFILLED = m.PrefillDone(m.PrefillReport("p0", 32, 16, 16, 24, (32,)))
 
 def life(**sampling: int) -> RequestLifecycle:
     settings = Sampling(**({"max_tokens": 8, "seed": 1} | sampling))
-    return RequestLifecycle(Request("r", tuple(range(40)), 40, settings), max_attempts=3, now_s=0.0)
+    return RequestLifecycle(Request("r", TokenArray.of(range(40)), 40, settings), max_attempts=3, now_s=0.0)
 
 
 def after(request: RequestLifecycle, *events: object) -> RequestLifecycle:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 from headrace.request import FinishReason, Request, Sampling, Token
+from headrace.token_array import TokenArray
 from headrace.wire import messages as m
 from headrace.wire.errors import NodeBusy, NodeCrashed, NodeError, NodeLost, TransferBroken
 from router.requests import events as ev
@@ -56,7 +57,7 @@ class Attempt:
 
 
 def new_life(life_type: type[RequestLifecycle], max_tokens: int) -> RequestLifecycle:
-    request = Request("r", (1, 2), 2, Sampling(max_tokens=max_tokens, seed=0))
+    request = Request("r", TokenArray.of((1, 2)), 2, Sampling(max_tokens=max_tokens, seed=0))
     return life_type(request, max_attempts=MAX_ATTEMPTS, now_s=0.0)
 
 

@@ -3,8 +3,8 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.cache.errors import BadTokens, CacheError
-from headrace.cache.hashing import PrefixHasher, prefix_keys
+from headrace.cache.hashing import HASHED_AT_ONCE, PrefixHasher, prefix_keys
+from headrace.token_array import BadTokenIds, TokenArray
 
 tokens_lists = st.lists(st.integers(0, 2**32 - 1), max_size=70)
 
@@ -49,11 +49,19 @@ def test_salts_and_block_sizes_share_no_key() -> None:
 def test_a_bad_token_is_refused_and_appends_nothing(bad: object) -> None:
     hasher = PrefixHasher(2)
     hasher.extend([1])
-    with pytest.raises(BadTokens, match="unsigned 32-bit"):
+    with pytest.raises(BadTokenIds, match="unsigned 32-bit"):
         hasher.extend([2, 3, bad])  # type: ignore[list-item]
     hasher.extend([2])
     assert hasher.keys == prefix_keys([1, 2], 2)
-    assert issubclass(BadTokens, CacheError)
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, HASHED_AT_ONCE - 1, HASHED_AT_ONCE, HASHED_AT_ONCE + 1, 40_000])
+def test_keys_of_packed_tokens_made_in_parts_are_those_of_a_list(num_tokens: int) -> None:
+    ids = [7 * i % 2**32 for i in range(num_tokens)]
+    hasher = PrefixHasher(16, b"salt")
+    num_pauses = sum(1 for _ in hasher.extend_in_parts(TokenArray.of(ids)))
+    assert hasher.keys == prefix_keys(ids, 16, b"salt")
+    assert num_pauses == max(0, num_tokens - 1) // HASHED_AT_ONCE
 
 
 def test_a_block_size_below_one_is_refused() -> None:

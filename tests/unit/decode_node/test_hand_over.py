@@ -53,7 +53,7 @@ async def halted(nodes: DecodePair, asked: Request, after: int = 5) -> Call:
 
 def so_far(asked: Request, call: Call) -> Request:
     """The request for the other node: what has been computed, all tokens but the newest."""
-    return replace(asked, tokens=(*asked.tokens, *call.tokens[:-1]))
+    return replace(asked, tokens=asked.tokens.followed_by(call.tokens[:-1]))
 
 
 async def moved(nodes: DecodePair, asked: Request, call: Call) -> Call:

@@ -7,10 +7,11 @@ import pytest
 
 from decode_node.orphans import MAX_ORPHANS, AnswerSoFar, Orphans
 from headrace.request import FinishReason, Logprobs, Request, Sampling, Token
+from headrace.token_array import TokenArray
 from headrace.wire.messages import Tokens
 from tests.support.patience import PATIENCE_S
 
-REQUEST = Request("r-0", (1, 2, 3), 3, Sampling(max_tokens=9, seed=4), salt=b"mine", is_resumable=True)
+REQUEST = Request("r-0", TokenArray.of((1, 2, 3)), 3, Sampling(max_tokens=9, seed=4), salt=b"mine", is_resumable=True)
 
 
 def tokens(*ids: int, finish: FinishReason | None = None) -> Tokens:
@@ -32,7 +33,8 @@ def test_an_answer_is_whole_with_the_log_probabilities_that_were_asked_for() -> 
     drawn_here, came_with_a_transfer = Tokens((Token(7, Logprobs(-0.5)),)), tokens(7)
     assert answer(asked, drawn_here).is_whole
     assert not answer(asked, came_with_a_transfer, drawn_here).is_whole
-    assert not answer(replace(asked, tokens=(1, 2, 3, 5)), drawn_here).is_whole, "another node has drawn the first"
+    moved = replace(asked, tokens=TokenArray.of((1, 2, 3, 5)))
+    assert not answer(moved, drawn_here).is_whole, "another node has drawn the first"
     assert answer(REQUEST, came_with_a_transfer).is_whole
 
 
@@ -48,13 +50,13 @@ def test_the_finish_reason_comes_with_the_last_token() -> None:
 
 
 def test_a_request_that_was_migrated_here_is_answered_from_the_first_token_on() -> None:
-    migrated = replace(REQUEST, tokens=(1, 2, 3, 5, 6))
+    migrated = replace(REQUEST, tokens=TokenArray.of((1, 2, 3, 5, 6)))
     assert answer(migrated).fits(REQUEST)
     assert answer(migrated).beyond(REQUEST) == tokens(5, 6, 7, 8, 9)
 
 
 def test_a_router_that_has_shown_some_tokens_gets_the_others() -> None:
-    shown = replace(REQUEST, tokens=(1, 2, 3, 7, 8))
+    shown = replace(REQUEST, tokens=TokenArray.of((1, 2, 3, 7, 8)))
     assert answer().fits(shown)
     assert answer().beyond(shown) == tokens(9)
 

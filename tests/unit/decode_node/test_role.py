@@ -108,7 +108,7 @@ async def test_a_router_that_has_shown_some_tokens_gets_the_others(tiny_checkpoi
     async with linked(tiny_checkpoint("granite")) as nodes:
         whole = await tokens_of(opened(nodes))
         await lost(nodes)
-        shown = replace(ASKED, tokens=(*ASKED.tokens, *whole[:3]))
+        shown = replace(ASKED, tokens=ASKED.tokens.followed_by(whole[:3]))
         assert await tokens_of(opened(nodes, shown)) == whole[3:]
 
 

@@ -12,6 +12,7 @@ from headrace.engine.sequence import Finished, Halted, Sampled
 from headrace.grammar import regex_grammar
 from headrace.request import BadWord, FinishReason, Request, Sampling
 from headrace.speculation.config import SpeculationConfig
+from headrace.token_array import TokenArray
 from tests.support.engine.drafters import (
     DRAFTERS,
     KnownAnswers,
@@ -326,7 +327,7 @@ def test_a_halted_request_goes_on_in_another_engine(drafter, num_steps: int, tin
     here.engine.halt(first.sequence)
     assert any(isinstance(event, Halted) for event in first.events)
     *tokens, newest = first.sequence.tokens
-    asked = replace(request(prompt, PENALISED), tokens=tuple(tokens))
+    asked = replace(request(prompt, PENALISED), tokens=TokenArray.of(tokens))
     second = submit(there, asked, hit_policy=lambda hit: ReceiveState(), max_new=40 - len(tokens) + len(prompt))
     there.engine.admit()
     move(here, first, there, second)

@@ -133,7 +133,7 @@ def test_a_scored_prompt_needs_all_its_logits_and_waits_for_nobody(model) -> Non
 def sequence(prompt: list[int], arrival: float = 0.0, num_computed: int = 0) -> Sequence:
     hasher = PrefixHasher(16)
     hasher.extend(prompt)
-    made = Sequence(Job(request(prompt), resume_locally, 1, 100.0, print), hasher, prompt, arrival=(arrival, 0))
+    made = Sequence(Job(request(prompt), resume_locally, 1, 100.0, print), hasher, arrival=(arrival, 0))
     made.num_computed = num_computed
     return made
 

@@ -92,7 +92,7 @@ def test_an_answer_goes_on_by_its_grammar_on_another_node(tiny_checkpoint) -> No
     asked = request(random_prompt(20), RANDOM)
     tokens = generate(small_engine(path), asked).tokens
     for cut in (1, len(tokens) // 2, len(tokens) - 1):
-        moved = replace(asked, tokens=(*asked.tokens, *tokens[:cut]))
+        moved = replace(asked, tokens=asked.tokens.followed_by(tokens[:cut]))
         assert generate(small_engine(path), moved).tokens == tokens[cut:]
 
 
@@ -110,7 +110,7 @@ def test_an_answer_so_far_that_breaks_its_grammar_is_refused(tiny_checkpoint) ->
     built = small_engine(tiny_checkpoint("granite"))
     asked = request(random_prompt(20), JSON)
     with pytest.raises(BadRequest, match="the answer so far does not follow its grammar"):
-        submit(built, replace(asked, tokens=(*asked.tokens, TOKENIZER.encode("x")[0])))
+        submit(built, replace(asked, tokens=asked.tokens.followed_by(TOKENIZER.encode("x")[:1])))
 
 
 def test_an_end_of_sequence_comes_where_the_grammar_accepts_and_not_before(tiny_checkpoint) -> None:

@@ -8,6 +8,7 @@ from headrace.cache.hits import ReceiveState
 from headrace.engine.build import BuiltEngine
 from headrace.engine.sequence import Finished, Halted
 from headrace.request import FinishReason, Sampling
+from headrace.token_array import TokenArray
 from tests.support.engine.driving import GREEDY, Run, engine_of, request, run_all, small_engine, submit
 from tests.support.engine.oracle import random_prompt
 from tests.support.node.engine_pair import move
@@ -71,7 +72,7 @@ def test_another_engine_goes_on_with_the_same_tokens_and_computes_none_again(
     computed = halted(first).computed
     assert computed is not None
     *tokens, newest = first.sequence.tokens
-    so_far = replace(request(PROMPT, sampling), tokens=tuple(tokens))
+    so_far = replace(request(PROMPT, sampling), tokens=TokenArray.of(tokens))
     left = sampling.max_tokens - (len(tokens) - len(PROMPT))
     second = submit(there, so_far, hit_policy=lambda hit: ReceiveState(), max_new=left)
     there.engine.admit()

@@ -17,6 +17,7 @@ from headrace.grammar import regex_grammar
 from headrace.models.mtp import MtpLayer
 from headrace.request import Request, Sampling
 from headrace.speculation.config import SpeculationConfig
+from headrace.token_array import TokenArray
 from tests.support.engine.drafters import MTP_DRAFTS, mtp_engine_of
 from tests.support.engine.driving import (
     GREEDY,
@@ -241,7 +242,7 @@ def test_as_many_drafts_are_right_after_a_move(num_steps: int, trained) -> None:
         here.engine.step()
     here.engine.halt(first.sequence)
     *tokens, newest = first.sequence.tokens
-    asked = replace(request(KNOWN, ANSWER), tokens=tuple(tokens))
+    asked = replace(request(KNOWN, ANSWER), tokens=TokenArray.of(tokens))
     max_new = len(KNOWN) + 40 - len(tokens)
     second: Run = submit(there, asked, hit_policy=lambda hit: ReceiveState(), max_new=max_new)
     there.engine.admit()

@@ -20,7 +20,7 @@ SCHEDULER = Scheduler(max_step_tokens=64, max_running=4, block_size=16, token_co
 
 def sequence(prompt_length: int, num_computed: int = 0, arrival: int = 0) -> Sequence:
     asked = request([7] * prompt_length)
-    made = Sequence(Job(asked, resume_locally, 16, 0.0, print), PrefixHasher(16), list(asked.tokens), (arrival, 0))
+    made = Sequence(Job(asked, resume_locally, 16, 0.0, print), PrefixHasher(16), (arrival, 0))
     made.num_computed = num_computed
     return made
 
@@ -342,7 +342,7 @@ def test_prefills_behind_the_first_take_only_places_that_are_left() -> None:
 
 def test_a_preempted_sequence_prefills_its_answer_too() -> None:
     preempted = sequence(20, num_computed=40)
-    preempted.tokens += [8] * 21
+    preempted.tokens.extend([8] * 21)
     preempted.start_over()
     assert spans(preempted) == [(0, 0, 41)]
     assert preempted.prompt_length == 20

@@ -6,6 +6,7 @@ import pytest
 
 from headrace.engine.failures import NeedsMoreMemory, OutOfMemory
 from headrace.engine.sequence import Failed
+from headrace.token_array import TokenArray
 from tests.support.engine.driving import (
     GREEDY,
     Run,
@@ -84,7 +85,7 @@ def test_blocks_that_are_being_sent_are_not_computed_again_into_others(tiny_chec
 def test_an_answer_that_began_on_another_node_is_not_refused(tiny_checkpoint) -> None:
     built = small_engine(tiny_checkpoint("granite"))
     fail_launches(built, lambda inputs: any(len(i.tokens) > 150 for i in inputs))
-    migrated = submit(built, replace(request(LONG[:590], ANSWER), tokens=tuple(LONG)))
+    migrated = submit(built, replace(request(LONG[:590], ANSWER), tokens=TokenArray.of(LONG)))
     run_all(built)
     assert isinstance(failure(migrated), OutOfMemory)
 

@@ -17,7 +17,7 @@ SAMPLING = replace(GREEDY, max_tokens=8, ignore_eos=False)
 
 
 def sequence(answer: list[int], sampling: Sampling = SAMPLING, max_new: int = 8) -> Sequence:
-    made = Sequence(Job(request(PROMPT, sampling), resume_locally, max_new, 0.0, print), PrefixHasher(16), list(PROMPT))
+    made = Sequence(Job(request(PROMPT, sampling), resume_locally, max_new, 0.0, print), PrefixHasher(16))
     for token in answer:
         made.append(token)
     return made

@@ -16,7 +16,7 @@ def sequence(
     length: int = 1,
 ) -> Sequence:
     job = Job(request([7] * length, client=client), resume_locally, 16, admit_by_s, print, yield_by_s=yield_by_s)
-    return Sequence(job, PrefixHasher(16), [7] * length, arrival=(arrival, 0))
+    return Sequence(job, PrefixHasher(16), arrival=(arrival, 0))
 
 
 def drained(line: WaitingLine, held: Mapping[int, int] = NOTHING) -> list[float]:

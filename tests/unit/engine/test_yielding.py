@@ -41,7 +41,7 @@ def prompt(length: int, arrival: int = 0, *, exceeds: bool, num_computed: int = 
 
 def _sequence(length: int, num_computed: int, exceeds: bool, arrival: int) -> Sequence:
     asked = request([7] * length)
-    made = Sequence(Job(asked, resume_locally, 16, 0.0, print), PrefixHasher(16), list(asked.tokens), (arrival, 0))
+    made = Sequence(Job(asked, resume_locally, 16, 0.0, print), PrefixHasher(16), (arrival, 0))
     made.num_computed, made.exceeds = num_computed, exceeds
     return made
 

@@ -8,6 +8,7 @@ import grpc
 import grpc.aio
 
 from headrace.request import Request, Sampling
+from headrace.token_array import TokenArray
 from headrace.wire.client import GrpcNodeClient
 from headrace.wire.generated import headrace_pb2 as pb
 from headrace.wire.generated import headrace_pb2_grpc as rpc
@@ -17,7 +18,7 @@ from node_runtime.router_calls import RouterCalls
 from node_runtime.service import router_of
 from tests.support.patience import PATIENCE_S
 
-REQUEST = Request("r", (1,), 1, Sampling(max_tokens=1, seed=0))
+REQUEST = Request("r", TokenArray.of((1,)), 1, Sampling(max_tokens=1, seed=0))
 
 
 class BusyNode(rpc.PrefillServicer, rpc.DecodeServicer):

@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from headrace.request import Request, Sampling
+from headrace.token_array import TokenArray
 from headrace.wire.client import GrpcFetchClient, GrpcNodeClient, RegistryClient
 from headrace.wire.errors import NodeLost, TransferBroken
 from headrace.wire.generated import headrace_pb2_grpc as rpc
@@ -85,7 +86,7 @@ async def node_server(identity: Identity | None) -> AsyncIterator[str]:
 async def call_as_router(address: str, identity: Identity | None) -> None:
     client = GrpcNodeClient("d0", address, identity)
     try:
-        start = Start(Request("r", (1,), 1, Sampling(1, 0)))
+        start = Start(Request("r", TokenArray.of((1,)), 1, Sampling(1, 0)))
         async with client.decode(start, timeout_s=TIMEOUT_S) as call:
             async for _ in call:
                 pass

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.request import FinishReason, Request, Sampling
+from headrace.token_array import TokenArray
 from headrace.wire import codecs
 from headrace.wire.client import GrpcNodeClient
 from headrace.wire.generated import headrace_pb2 as pb
@@ -67,7 +68,7 @@ async def test_only_a_call_that_could_be_resumed_is_abandoned_in_words(
     is_resumable: bool, answer: list[Any], commands: list[str]
 ) -> None:
     node = Listening(*answer)
-    start = Start(Request("r", (1,), 1, Sampling(1, 0), is_resumable=is_resumable))
+    start = Start(Request("r", TokenArray.of((1,)), 1, Sampling(1, 0), is_resumable=is_resumable))
     async with asyncio.timeout(PATIENCE_S), served(node) as client:
         async with client.decode(start, timeout_s=PATIENCE_S) as call:
             events = aiter(call)

@@ -7,6 +7,7 @@ import grpc
 import pytest
 
 from headrace.request import Request, Sampling
+from headrace.token_array import TokenArray
 from headrace.wire.decode_call import GrpcDecodeCall, Inbox
 from headrace.wire.errors import NodeBusy, NodeLost
 from headrace.wire.messages import Start
@@ -51,7 +52,7 @@ class EndedCall:
 
 
 async def entered(call: EndedCall) -> None:
-    start = Start(Request("r", (1,), 1, Sampling(1, 0)))
+    start = Start(Request("r", TokenArray.of((1,)), 1, Sampling(1, 0)))
     async with GrpcDecodeCall("d0", call, start, Inbox()):  # type: ignore[arg-type]
         raise AssertionError("the write should have failed")
 

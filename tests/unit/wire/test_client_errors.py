@@ -5,6 +5,7 @@ import grpc.aio
 import pytest
 
 from headrace.request import Request, Sampling
+from headrace.token_array import TokenArray
 from headrace.wire.client import GrpcNodeClient
 from headrace.wire.connection_options import MAX_MESSAGE_BYTES
 from headrace.wire.errors import (
@@ -82,7 +83,7 @@ async def raises_on_every_call(service: FailingNode, error: type[NodeError], det
     server = ControlServer(["Prefill", "Decode"], add)
     port = await server.start("127.0.0.1", 0)
     client = GrpcNodeClient("n0", f"127.0.0.1:{port}")
-    request = Request("r", (1,), 1, Sampling(max_tokens=1, seed=0))
+    request = Request("r", TokenArray.of((1,)), 1, Sampling(max_tokens=1, seed=0))
     try:
         with pytest.raises(error, match=details):
             async with client.prefill(PrefillRequest(request), timeout_s=PATIENCE_S) as prefill:
@@ -102,7 +103,7 @@ async def raises_on_every_call(service: FailingNode, error: type[NodeError], det
 
 async def test_an_unreachable_node_is_lost():
     client = GrpcNodeClient("n0", "127.0.0.1:1")
-    request = Request("r", (1,), 1, Sampling(max_tokens=1, seed=0))
+    request = Request("r", TokenArray.of((1,)), 1, Sampling(max_tokens=1, seed=0))
     with pytest.raises(NodeLost):
         async with client.decode(Start(request), timeout_s=PATIENCE_S) as call:
             async for _ in call:
@@ -117,7 +118,8 @@ async def test_a_message_that_is_too_large_is_refused_and_not_tried_elsewhere():
     try:
         with pytest.raises(RequestRefused, match=r"p0: .*larger than max"):
             async with client.prefill(
-                PrefillRequest(Request("r", (1,), 1, Sampling(max_tokens=1, seed=0))), timeout_s=PATIENCE_S
+                PrefillRequest(Request("r", TokenArray.of((1,)), 1, Sampling(max_tokens=1, seed=0))),
+                timeout_s=PATIENCE_S,
             ) as prefill:
                 async for _ in prefill:
                     pass

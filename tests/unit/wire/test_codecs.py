@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from headrace.cache.layout import AttentionGroup, CacheLayout, StateGroup
 from headrace.request import Request, Sampling
+from headrace.token_array import TokenArray
 from headrace.wire import codecs
 from headrace.wire import messages as m
 from headrace.wire.generated import headrace_pb2 as pb
@@ -30,6 +31,8 @@ def values_of(hint: Any, name: str = "") -> st.SearchStrategy[Any]:
         return st.none() | values_of(inner, name)
     if hint is CacheLayout:
         return st.just(LAYOUT)
+    if hint is TokenArray:
+        return st.lists(st.integers(0, 2**32 - 1), max_size=5).map(TokenArray.of)
     if dataclasses.is_dataclass(hint):
         return instances_of(hint)  # type: ignore[arg-type]
     if get_origin(hint) is tuple:
@@ -127,10 +130,18 @@ def test_an_unknown_event_names_the_cause():
         codecs.decode_one_of(pb.PrefillEvent())
 
 
+@pytest.mark.parametrize("num_bytes", [1, 3, 4095])
+def test_tokens_that_are_no_whole_ids_are_an_error(num_bytes: int):
+    sent = codecs.encode(Request("r", TokenArray.of(()), 0, Sampling(1, 0)), pb.Request())
+    sent.tokens = bytes(num_bytes)
+    with pytest.raises(ValueError, match=f"{num_bytes} bytes are no token ids"):
+        codecs.decode(pb.Request.FromString(sent.SerializeToString()), Request)
+
+
 def test_a_reservation_tells_its_secret_on_the_wire_and_in_no_repr():
     secret = b"only the two nodes may know this"
     reservation = m.Reservation(7, 0, 16, "d0:2", LAYOUT, 5.0, secret)
-    work = m.PrefillRequest(Request("r", (1,), 1, Sampling(1, 0)), reservation)
+    work = m.PrefillRequest(Request("r", TokenArray.of((1,)), 1, Sampling(1, 0)), reservation)
     assert codecs.decode(codecs.encode(work, pb.PrefillRequest()), m.PrefillRequest) == work
     for said in (repr(work), str(reservation), repr(m.FetchRequest(b"key", reservation))):
         assert "two nodes" not in said and secret.hex() not in said

@@ -36,10 +36,11 @@ import asyncio
 import sys
 from headrace.wire.client import GrpcNodeClient
 from headrace.request import Request, Sampling
+from headrace.token_array import TokenArray
 from headrace.wire.messages import (PrefillRequest)
 
 async def main():
-    request = PrefillRequest(Request("r", (1,), 1, Sampling(1, 0)))
+    request = PrefillRequest(Request("r", TokenArray.of([1]), 1, Sampling(1, 0)))
     async for _ in GrpcNodeClient("p0", sys.argv[1]).prefill(request, timeout_s=60):
         pass
 

@@ -10,6 +10,7 @@ import pytest
 
 from decode_node.service import DecodeService
 from headrace.request import FinishReason, Logprobs, Request, Sampling, Token
+from headrace.token_array import TokenArray
 from headrace.tracing import NoTracing
 from headrace.wire.client import GrpcNodeClient
 from headrace.wire.decode_call import CONFIRM_EVERY
@@ -90,7 +91,7 @@ async def pair(scripts: dict[str, Script]) -> AsyncIterator[Pair]:
 
 
 def start(request_id: str) -> Start:
-    return Start(Request(request_id, (1,), 1, Sampling(1000, 0)))
+    return Start(Request(request_id, TokenArray.of((1,)), 1, Sampling(1000, 0)))
 
 
 def tokens(*ids: int) -> Tokens:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from headrace.token_array import TokenArray
 from router.api.body_schemas import parse_body
 from router.api.chat_schemas import ChatBody
 from router.api.completion_schemas import CompletionBody
@@ -86,9 +87,9 @@ def test_choices_have_their_own_seeds_and_ids(builder: RequestBuilder):
 
 
 def test_a_prompt_is_text_token_ids_or_a_list_of_either(builder: RequestBuilder, tokens: ModelTokens):
-    text = tuple(tokens.encode("a code"))
-    for prompt in ("a code", ["a code"], list(text), [list(text)], list(map(float, text)), [list(map(float, text))]):
-        assert [r.tokens for r in completion(builder, prompt=prompt).requests] == [text]
+    text = tokens.encode("a code")
+    for prompt in ("a code", ["a code"], text, [text], list(map(float, text)), [list(map(float, text))]):
+        assert [r.tokens for r in completion(builder, prompt=prompt).requests] == [TokenArray.of(text)]
     assert len(completion(builder, prompt=[[5], [6, 7]]).requests) == 2
 
 

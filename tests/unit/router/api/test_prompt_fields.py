@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from headrace.token_array import TokenArray
 from router.api.body_schemas import parse_body
 from router.api.chat_schemas import ChatBody
 from router.api.completion_schemas import CompletionBody
@@ -95,7 +96,7 @@ def test_a_prompt_is_cut_to_its_last_tokens(builder: RequestBuilder, kept: int):
 
 def test_minus_one_keeps_what_fits_beside_the_answer(builder: RequestBuilder):
     made = completion(builder, prompt=list(range(5, 305)), truncate_prompt_tokens=-1, max_tokens=10)
-    assert made.requests[0].tokens == tuple(range(215, 305))
+    assert made.requests[0].tokens == TokenArray.of(range(215, 305))
     text = completion(builder, prompt="word " * 3000, truncate_prompt_tokens=-1, max_tokens=10, echo=True)
     assert len(text.requests[0].tokens) == 90 and len(text.prompts[0].text) < 1000
 

@@ -3,10 +3,11 @@ import asyncio
 import pytest
 
 from headrace.request import Request, Sampling
+from headrace.token_array import TokenArray
 from router.errors import ApiError
 from router.requests.admission import Admission, AdmissionPermit
 
-ONE = [Request("r", (1, 2), 2, Sampling(max_tokens=2, seed=1))]
+ONE = [Request("r", TokenArray.of((1, 2)), 2, Sampling(max_tokens=2, seed=1))]
 
 
 def granted(*permits: AdmissionPermit) -> list[bool]:
@@ -62,7 +63,7 @@ def test_a_client_that_sends_much_waits_longer_itself():
 
 
 def test_a_cached_prompt_costs_its_client_no_turn():
-    prompt = Request("r", (1,) * 1000, 1000, Sampling(max_tokens=2, seed=1))
+    prompt = Request("r", TokenArray.of((1,) * 1000), 1000, Sampling(max_tokens=2, seed=1))
     admission = Admission(max_concurrent=1, max_queue=9)
     cached = admission.acquire("cached", [prompt] * 3)
     plain = admission.acquire("plain", [prompt] * 3)
@@ -76,7 +77,7 @@ def test_a_cached_prompt_costs_its_client_no_turn():
 
 
 def test_answers_count_by_their_tokens():
-    chatty = Request("r", (1,) * 10, 10, Sampling(max_tokens=4096, seed=1))
+    chatty = Request("r", TokenArray.of((1,) * 10), 10, Sampling(max_tokens=4096, seed=1))
     admission = Admission(max_concurrent=1, max_queue=9)
     (long,) = admission.acquire("long", [chatty])
     next_long = admission.acquire("long", [chatty])
@@ -121,7 +122,7 @@ def test_a_short_prompt_is_not_refused_for_the_long_ones_at_the_nodes():
         return num_tokens / 100
 
     admission = Admission(max_concurrent=1, max_queue=9, timeout_s=10.0, nodes_line_s=nodes_line_s)
-    long = [Request("r", (1,) * 5000, 5000, Sampling(max_tokens=2, seed=1))]
+    long = [Request("r", TokenArray.of((1,) * 5000), 5000, Sampling(max_tokens=2, seed=1))]
     admission.acquire("a", ONE)
     with pytest.raises(ApiError, match="would take about"):
         admission.acquire("a", long)

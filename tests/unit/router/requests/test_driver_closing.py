@@ -9,6 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.request import Request, Sampling
+from headrace.token_array import TokenArray
 from router.cluster.cluster_index import ClusterIndex
 from router.cluster.nodes import NodeTable
 from router.config import RouterConfig
@@ -61,7 +62,7 @@ async def test_a_cancellation_at_any_moment_of_leaving_closes_the_request(model_
     for num_turns in range(12):  # 0: before the block is left; the last ones: after
         node.gate = asyncio.Semaphore(0) if is_decoding else None
         may_leave = asyncio.Event()
-        request = Request(f"r{num_turns}", (1, 2), 2, Sampling(max_tokens=4, seed=0))
+        request = Request(f"r{num_turns}", TokenArray.of((1, 2)), 2, Sampling(max_tokens=4, seed=0))
         (permit,) = admission.acquire("client", [request])
         driver = RequestDriver(context, request, permit, Unread())
 

@@ -3,6 +3,7 @@
 import pytest
 
 from headrace.request import FinishReason, PromptLogprobs, Token
+from headrace.token_array import TokenArray
 from headrace.wire import messages as m
 from headrace.wire.errors import (
     NodeBusy,
@@ -247,7 +248,7 @@ def test_a_lost_decode_node_migrates_prompt_and_tokens():
     request = after(decoding(), m.Tokens((B,)))
     assert request.on(DecodeLost(NodeLost("d0", "gone")), 1.0) == [StartOver()]
     assert request.phase is RequestPhase.MIGRATING
-    assert request.request_so_far.tokens == (*range(40), 7, 8)
+    assert request.request_so_far.tokens == TokenArray.of((*range(40), 7, 8))
     assert request.request_so_far.num_prompt_tokens == 40
     after(request, DecodeStarted("d1"), reservation(5), PrefillStarted("p0", 5))
     assert request.on(m.FirstToken(C), 2.0) == [Show((C,))]

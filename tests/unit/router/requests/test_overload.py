@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from headrace.request import Request, Sampling
+from headrace.token_array import TokenArray
 from router.errors import ApiError
 from router.requests.admission import Admission, AdmissionPermit
 from router.requests.wait_estimate import WaitEstimate
@@ -15,7 +16,7 @@ PLACES = 8
 MEAN_S = 2.0  # capacity: 4 requests a second
 TIMEOUT_S = 20.0
 LOAD_S = 200.0
-REQUEST = Request("r", (1, 2), 2, Sampling(max_tokens=4, seed=0))
+REQUEST = Request("r", TokenArray.of((1, 2)), 2, Sampling(max_tokens=4, seed=0))
 
 
 class Simulation:

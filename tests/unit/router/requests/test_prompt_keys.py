@@ -1,16 +1,33 @@
 """The keys of a prompt."""
 
-from headrace.cache.hashing import prefix_keys
+import asyncio
+
+from headrace.cache.hashing import HASHED_AT_ONCE, prefix_keys
 from headrace.request import Request, Sampling
-from router.requests.prompt_keys import LONG_PROMPT_TOKENS, PromptKeys
+from headrace.token_array import TokenArray
+from router.requests.prompt_keys import PromptKeys
+
+LONG = 4 * HASHED_AT_ONCE + 5
+
+
+def request(length: int) -> Request:
+    return Request("r", TokenArray.of(range(length)), 40, Sampling(max_tokens=9, seed=0), salt=b"tenant")
 
 
 async def test_keys_are_those_of_the_tokens_so_far_and_hashed_once() -> None:
     keys = PromptKeys()
-    for length in (40, LONG_PROMPT_TOKENS + 5):
-        request = Request("r", tuple(range(length)), 40, Sampling(max_tokens=9, seed=0), salt=b"tenant")
-        first = (await keys.of(request, {16}))[16]
+    for length in (40, LONG):
+        first = (await keys.of(request(length), {16}))[16]
         assert first == prefix_keys(range(length), 16, b"tenant")
-        both = await keys.of(request, {16, 32})
+        both = await keys.of(request(length), {16, 32})
         assert both[16] is first
         assert both[32] == prefix_keys(range(length), 32, b"tenant")
+
+
+async def test_the_event_loop_does_other_work_while_a_long_prompt_is_hashed() -> None:
+    hashing = asyncio.create_task(PromptKeys().of(request(LONG), {16}))
+    num_turns = 0
+    while not hashing.done():
+        await asyncio.sleep(0)
+        num_turns += 1
+    assert num_turns > LONG // HASHED_AT_ONCE

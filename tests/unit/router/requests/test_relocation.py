@@ -3,6 +3,7 @@
 import pytest
 
 from headrace.request import FinishReason, Request, Sampling, Token
+from headrace.token_array import TokenArray
 from headrace.wire import messages as m
 from headrace.wire.errors import NodeLost, RequestRefused, TransferBroken
 from router.errors import IllegalEvent
@@ -18,7 +19,7 @@ RESERVED = reservation(5)
 
 def decoding(state: RequestState | None = None) -> RequestLifecycle:
     """A request that d0 decodes, with two tokens shown; or in a later state."""
-    request = Request("r", (1, 2, 3), 3, Sampling(max_tokens=9, seed=0))
+    request = Request("r", TokenArray.of((1, 2, 3)), 3, Sampling(max_tokens=9, seed=0))
     life = RequestLifecycle(request, max_attempts=2, now_s=0.0)
     for event in (ev.DecodeStarted("d0"), m.LocalPrefill(0), m.Tokens((Token(70), Token(NEWEST)))):
         life.on(event, 1.0)

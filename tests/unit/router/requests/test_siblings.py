@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from headrace.request import Request, Sampling
+from headrace.token_array import TokenArray
 from headrace.wire.errors import NodeLost
 from headrace.wire.node_messages import Role
 from router.requests.admission import Admission
@@ -14,7 +15,7 @@ from tests.support.router.fake_nodes import FakeCluster, Fault, fake_cluster, no
 from tests.unit.router.conftest import Running, StartRouter
 from tests.unit.router.requests.conftest import TEXT, ask, decode_node
 
-REQUEST = Request("r", (1, 2), 2, Sampling(max_tokens=4, seed=0))
+REQUEST = Request("r", TokenArray.of((1, 2)), 2, Sampling(max_tokens=4, seed=0))
 
 
 def num_started(cluster: FakeCluster) -> dict[str, int]:

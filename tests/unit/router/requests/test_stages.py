@@ -5,13 +5,14 @@ from http import HTTPStatus
 import pytest
 
 from headrace.request import Request, Sampling
+from headrace.token_array import TokenArray
 from router.errors import ApiError
 from router.requests.events import GaveUp
 from router.requests.lifecycle import RequestLifecycle
 from router.requests.stages import outcome_of, stages_of
 from router.requests.states import RequestPhase as Phase
 
-REQUEST = Request("r", (1, 2), 2, Sampling(max_tokens=9, seed=1))
+REQUEST = Request("r", TokenArray.of((1, 2)), 2, Sampling(max_tokens=9, seed=1))
 REMOTE = {Phase.QUEUED: 1, Phase.RESERVED: 2, Phase.PREFILLING: 3, Phase.MOVING: 5, Phase.DECODING: 6, Phase.DONE: 9}
 
 

@@ -4,6 +4,7 @@ import weakref
 import pytest
 
 from headrace.request import FinishReason, Request, Sampling, Token
+from headrace.token_array import TokenArray
 from headrace.wire.messages import DecodeDone, DecodeReport, LocalPrefill, Tokens
 from router.errors import IllegalEvent, deadline_passed
 from router.requests.events import DecodeStarted, GaveUp
@@ -13,7 +14,7 @@ from router.requests.table import RECENT, RequestTable
 
 
 def opened(table: RequestTable, name: str, now_s: float = 0.0) -> RequestLifecycle:
-    request = Request(name, (1, 2, 3), 3, Sampling(max_tokens=4, seed=0))
+    request = Request(name, TokenArray.of((1, 2, 3)), 3, Sampling(max_tokens=4, seed=0))
     life = RequestLifecycle(request, max_attempts=3, now_s=now_s)
     table.add(life)
     return life

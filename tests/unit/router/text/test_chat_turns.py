@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from headrace.token_array import TokenArray
 from router.errors import ApiError
 from router.text.answer.answer_format import AnswerFormat
 from router.text.answer.parts import CallArguments, CallStart, ContentText, ReasoningText
@@ -79,7 +80,7 @@ def test_every_turn_of_a_chat_with_tools_continues_the_prompt_and_answer_before_
 ):
     """So its blocks are found, and the message's end is a position where a checkpoint may lie."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": "How is the weather?"}]
-    before: tuple[int, ...] = ()
+    before = TokenArray()
     for number in range(5):
         chat = tool_tokens.render_chat(messages, tools=TOOLS)
         assert chat.tokens[: len(before)] == before
@@ -87,7 +88,7 @@ def test_every_turn_of_a_chat_with_tools_continues_the_prompt_and_answer_before_
         text = f"So {number}.\n</think>\n\n{content}" + ("\n\n" if content else "")
         text += f"<tool_call>\n<function=weather>\n<parameter=city>\nParis {number}\n</parameter>\n"
         text += "</function>\n</tool_call>"
-        before = tuple([*chat.tokens, *tool_tokens.encode(text + "<|im_end|>")])
+        before = chat.tokens.followed_by(tool_tokens.encode(text + "<|im_end|>"))
         answer = _answer(tool_tokens, chat.opens_reasoning, text)
         assert json.loads(answer["tool_calls"][0]["function"]["arguments"]) == {"city": f"Paris {number}"}
         messages += [answer, {"role": "tool", "tool_call_id": f"id{number}", "content": "Rain."}]

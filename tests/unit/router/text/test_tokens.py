@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.token_array import TokenArray
 from router.errors import ApiError, ModelFolderError
 from router.text.message_ends import MAX_ENDS
 from router.text.tokens import ModelTokens
@@ -18,11 +19,11 @@ CHAT = [
 ]
 
 
-def ends_of(tokens: ModelTokens, chat: Sequence[Mapping[str, str]]) -> list[tuple[int, ...]]:
+def ends_of(tokens: ModelTokens, chat: Sequence[Mapping[str, str]]) -> list[TokenArray]:
     """The prompt's tokens up to the end of each message, as the test template writes messages."""
     texts = [f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in chat]
     encoded = [tokens.encode("".join(texts[:count]), add_special_tokens=False) for count in range(1, len(chat) + 1)]
-    return [tuple(ids) for ids in encoded]
+    return [TokenArray.of(ids) for ids in encoded]
 
 
 def test_limits_come_from_the_nested_config_and_eos_from_the_generation_config(tokens: ModelTokens):
@@ -99,7 +100,7 @@ def test_a_template_cannot_reach_out_of_its_sandbox(tmp_path: Path):
 def test_chat_template_file_wins(tmp_path: Path):
     folder = write_model_folder(tmp_path / "file")
     (folder / "chat_template.jinja").write_text("hello")
-    assert ModelTokens(folder).render_chat(CHAT).tokens == tuple(ModelTokens(folder).encode("hello"))
+    assert ModelTokens(folder).render_chat(CHAT).tokens == TokenArray.of(ModelTokens(folder).encode("hello"))
 
 
 def test_a_refused_chat_names_its_cause(tokens: ModelTokens, tmp_path: Path):
