@@ -12,6 +12,7 @@ BENCHMARKS = {
     "router": ("router.simulate", "routing policies on request traces and agents' chats, simulated"),
     "router-decision": ("router.decision", "the router's own work for one decision"),
     "router-commits": ("router.commits", "processor time of the router for a streamed chat, at two commits"),
+    "prompt-path": ("router.prompt_path", "event-loop time of a long prompt, and collections beside many"),
     "cpu-engine": ("engine.cpu", "the forward pass against transformers"),
     "emission": ("engine.steps:emission", "a prefill with many checkpoints against one"),
     "host-overhead": ("engine.host_overhead", "host work for a cached prompt, stage by stage"),
