@@ -37,7 +37,7 @@ class Groups(NamedTuple):
     num_rows: int
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])
 def _rank_kernel(expert_ptr, rank_ptr, count_ptr, n, BLOCK: tl.constexpr):
     """rank: how many entries of the same expert were counted before this one."""
     let_next_start()
@@ -71,7 +71,7 @@ def _tiles_kernel(
         tl.store(at + 2, tl.minimum(units - 2 * i, 2), mask=i < tiles)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])
 def _place_kernel(expert_ptr, rank_ptr, first_ptr, place_ptr, n, BLOCK: tl.constexpr):
     let_next_start()
     wait_for_previous()

@@ -15,6 +15,8 @@ from headrace.kernels.gdn.scan import gdn_prefill_triton
 from headrace.kernels.lib import dispatch
 from headrace.kernels.lib.dispatch import runs_hopper, set_hopper_kernels
 from headrace.kernels.lib.segments import PrefillSegments
+from headrace.kernels.moe import grouped_linear_hopper
+from headrace.kernels.moe.experts import moe_experts
 from headrace.kernels.ssd.heads import SsdHeads
 from headrace.kernels.ssd.scan import ssd_prefill_triton
 
@@ -55,11 +57,17 @@ def gdn() -> None:
     gdn_prefill_triton(keys, keys, random(ROWS, 4, 128), gates, gates, heads, pool, segments())
 
 
+def experts() -> None:
+    expert = torch.randint(4, (ROWS, 2), dtype=torch.int32)
+    moe_experts(random(ROWS, 64), expert, torch.ones(ROWS, 2), random(4, 256, 64), random(4, 64, 128))
+
+
 OPERATIONS: dict[Callable[[], None], str] = {
     attention: "_hopper_prefill_kernel",
     swiglu: "_swiglu_linear_kernel",
     ssd: "_ssd_hopper_outputs_kernel",
     gdn: "_gdn_hopper_states_kernel",
+    experts: "_grouped_linear_kernel",
 }
 
 
@@ -88,7 +96,12 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         if hasattr(module, "runs_triton"):
             monkeypatch.setattr(module, "runs_triton", lambda x: True)
     monkeypatch.setattr(dispatch, "is_hopper", lambda device: True)
-    for module in (dispatch, swiglu_linear_hopper, sys.modules["headrace.kernels.attention.prefill_hopper"]):
+    for module in (
+        dispatch,
+        grouped_linear_hopper,
+        swiglu_linear_hopper,
+        sys.modules["headrace.kernels.attention.prefill_hopper"],
+    ):
         monkeypatch.setattr(module, "num_multiprocessors", lambda device: 8)
     yield names
     set_hopper_kernels(True)
