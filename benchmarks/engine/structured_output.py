@@ -9,7 +9,8 @@ Without `--tokenizer` the vocabulary is made of the words of this machine's Pyth
 like a real one's, its merges are not.
 
 `structured-decode`: a model of random weights with that vocabulary, a batch of answers whose grammar never ends beside
-the same batch without, in turn.
+the same batch without, in turn. Then the host's time in a step, part by part: while it waits for the device, what it
+does costs nothing, and what a step with grammars takes longer is the device's.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ import statistics
 import sysconfig
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -36,10 +39,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from benchmarks.engine.steps import Batch, greedy
 from benchmarks.shapes import SHAPES, TINY_MODELS, random_prompts
 from benchmarks.timing import compare, table_header, table_row
+from headrace.engine import runner
 from headrace.engine.build import BuiltEngine, engine_around
 from headrace.engine.config import EngineConfig
+from headrace.engine.sampler import Drawn
 from headrace.forward.memory import use_device
-from headrace.grammar import GrammarError, Grammars, check_grammar, json_grammar
+from headrace.grammar import AnswerGrammar, GrammarError, Grammars, check_grammar, json_grammar
 from headrace.models.weights import load_config, random_model
 
 VOCABULARY = 151_936  # of Qwen 2.5 and 3
@@ -73,6 +78,12 @@ SCHEMAS: dict[str, Any] = {
     },
 }
 ENDLESS = {"type": "array", "items": PERSON, "minItems": 10_000}
+HOST_PARTS: dict[str, tuple[object, str]] = {
+    "waiting for the device": (Drawn, "tokens"),
+    "advancing grammars": (AnswerGrammar, "append"),
+    "computing masks": (Grammars, "fill_masks"),
+    "launching draws": (runner, "choose"),
+}
 
 
 def main(
@@ -241,13 +252,52 @@ def decode(
             lambda round_: decode_s(built, batch, steps, None),
             rounds,
         )
+        parts = {text: host_parts_s(built, batch, steps, text) for text in (grammar, None)}
     print(f"{batch} answers, a vocabulary of {vocabulary}, {device}: ", end="")
     print(f"a step with grammars {1e3 * found.first_s:.1f} ms, without {1e3 * found.second_s:.1f} ms; ", end="")
-    print(f"speed with grammars {found.ratio:.3f} of without")
+    print(f"speed with grammars {found.ratio:.3f} of without\n")
+    print(table_header("the host in a step, ms", "with grammars", "without"))
+    for name in parts[grammar]:
+        print(table_row(name, *(f"{1e3 * parts[text][name]:.2f}" for text in (grammar, None))))
+
+
+def host_parts_s(built: BuiltEngine, size: int, steps: int, grammar: str | None) -> dict[str, float]:
+    """Wall-clock seconds of each of the host's parts in one decode step of the batch."""
+    seconds = dict.fromkeys(HOST_PARTS, 0.0)
+
+    def timed(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            began_s = time.perf_counter()
+            try:
+                return work(*args, **kwargs)
+            finally:
+                seconds[name] += time.perf_counter() - began_s
+
+        return run
+
+    with ExitStack() as patches:
+        for name, (owner, attribute) in HOST_PARTS.items():
+            patches.enter_context(patch.object(owner, attribute, timed(name, getattr(owner, attribute))))
+        batch = running_batch(built, size, steps, grammar)
+        seconds.update(dict.fromkeys(HOST_PARTS, 0.0))
+        batch.step(steps)
+        parts = {name: total / steps for name, total in seconds.items()}
+    batch.release()
+    return parts
 
 
 def decode_s(built: BuiltEngine, size: int, steps: int, grammar: str | None) -> float:
     """Seconds of one decode step of the batch."""
+    batch = running_batch(built, size, steps, grammar)
+    began_s = time.perf_counter()
+    batch.step(steps)
+    seconds = time.perf_counter() - began_s
+    batch.release()
+    return seconds / steps
+
+
+def running_batch(built: BuiltEngine, size: int, steps: int, grammar: str | None) -> Batch:
+    """A batch all of whose prompts are computed, and which decodes at least `steps` more steps."""
     requests = []
     for prompt in random_prompts(size, 16, seed=1, vocabulary=1000):
         request = greedy(prompt, 4 * steps)
@@ -257,8 +307,4 @@ def decode_s(built: BuiltEngine, size: int, steps: int, grammar: str | None) -> 
     while not all(batch.arrivals) or any(sequence.is_prefilling for sequence in batch.sequences):
         batch.step()
     batch.step(4)
-    began_s = time.perf_counter()
-    batch.step(steps)
-    seconds = time.perf_counter() - began_s
-    batch.release()
-    return seconds / steps
+    return batch
