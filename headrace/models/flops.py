@@ -33,6 +33,16 @@ def num_weights(config: ModelConfig) -> int:
     return sum(_weights(config, layer) for layer in config.layers) + config.vocab_size * config.hidden_size
 
 
+def num_weights_met(config: ModelConfig, num_tokens: int) -> float:
+    """Weights that any of so many tokens is multiplied by, if they choose their experts at random."""
+    moe = config.moe
+    if moe is None:
+        return num_weights(config)
+    reached = moe.num_experts * (1 - (1 - moe.experts_per_token / moe.num_experts) ** num_tokens)
+    num_layers = sum(layer.feed_forward == "moe" for layer in config.layers)
+    return num_weights(config) + num_layers * (reached - moe.experts_per_token) * _expert_weights(config)
+
+
 def _weights(config: ModelConfig, layer: LayerConfig) -> int:
     """Weights of one layer that one token is multiplied by; the cost of a state's update is left out."""
     match layer.mixer:
@@ -94,7 +104,14 @@ def _feed_forward_weights(config: ModelConfig, layer: LayerConfig) -> int:
 def _moe_weights(config: ModelConfig) -> int:
     moe, hidden = config.moe, config.hidden_size
     assert moe is not None, "ModelConfig refuses such layers without it"
-    routed = moe.experts_per_token * moe.intermediate_size * (moe.latent_size or hidden)
+    routed = moe.experts_per_token * _expert_weights(config)
+    shared = (config.up_matrices + 1) * moe.shared_intermediate_size * hidden
     latent = 2 * hidden * (moe.latent_size or 0)
-    matrices = config.up_matrices + 1
-    return matrices * (routed + moe.shared_intermediate_size * hidden) + latent + hidden * moe.num_experts
+    return routed + shared + latent + hidden * moe.num_experts
+
+
+def _expert_weights(config: ModelConfig) -> int:
+    """Weights of one routed expert of one layer."""
+    moe = config.moe
+    assert moe is not None
+    return (config.up_matrices + 1) * moe.intermediate_size * (moe.latent_size or config.hidden_size)
