@@ -1,4 +1,4 @@
-"""Model shapes of real sizes, small ones for CPUs, and model folders for them, with or without weights.
+"""Model shapes of real sizes, small ones for CPUs, and model folders for dense ones, with or without weights.
 
 A folder without weights is loaded by `load_format: dummy`. Its tokenizer is that of a shipped model: it decodes the
 first few thousand ids and no others. Prompts are token ids.
@@ -14,10 +14,19 @@ from typing import Any
 
 import torch
 
-from headrace.models.config import AttentionConfig, GatedDeltaConfig, LayerConfig, Mamba2Config, ModelConfig
+from headrace.models.config import (
+    AttentionConfig,
+    GatedDeltaConfig,
+    LayerConfig,
+    Mamba2Config,
+    ModelConfig,
+    MoeConfig,
+)
+from headrace.models.families.nemotron_h import LAYERS as NEMOTRON_LAYERS
 
 TINY_MODELS = Path(__file__).parents[1] / "tiny_models"
 _ATTENTION, _STATE = LayerConfig("attention", "dense"), LayerConfig("state", "dense")
+_MOE_ATTENTION, _MOE_STATE = LayerConfig("attention", "moe"), LayerConfig("state", "moe")
 
 
 def _qwen_attention(num_heads: int, num_kv_heads: int, head_dim: int) -> AttentionConfig:
@@ -66,6 +75,74 @@ QWEN35_4B = ModelConfig(
 
 SHAPES = {"qwen35-4b": QWEN35_4B, "granite-h-micro": GRANITE_H_MICRO}
 
+GRANITE_H_TINY = replace(
+    GRANITE_H_MICRO,
+    hidden_size=1536,
+    intermediate_size=1024,
+    layers=tuple(_MOE_ATTENTION if layer in (5, 15, 25, 35) else _MOE_STATE for layer in range(40)),
+    attention=AttentionConfig(num_heads=12, num_kv_heads=4, head_dim=128, scale=0.0078125),
+    state=Mamba2Config(num_heads=48, head_dim=64, state_size=128, num_groups=1, conv_taps=4, has_conv_bias=True),
+    moe=MoeConfig(
+        num_experts=64,
+        experts_per_token=6,
+        intermediate_size=512,
+        shared_intermediate_size=1024,
+        router="top_k_then_softmax",
+        renormalize=False,
+        has_shared_gate=False,
+    ),
+    logits_divisor=6,
+)
+
+QWEN35_35B_A3B = replace(
+    QWEN35_4B,
+    architecture="Qwen3_5MoeForConditionalGeneration",
+    hidden_size=2048,
+    intermediate_size=0,
+    tied_embeddings=False,
+    layers=(_MOE_STATE, _MOE_STATE, _MOE_STATE, _MOE_ATTENTION) * 10,
+    attention=_qwen_attention(num_heads=16, num_kv_heads=2, head_dim=256),
+    moe=MoeConfig(
+        num_experts=256,
+        experts_per_token=8,
+        intermediate_size=512,
+        shared_intermediate_size=512,
+        router="softmax_then_top_k",
+        renormalize=True,
+        has_shared_gate=True,
+    ),
+)
+
+NEMOTRON_3_NANO = ModelConfig(
+    architecture="NemotronHForCausalLM",
+    vocab_size=131072,
+    max_position=262144,
+    hidden_size=2688,
+    intermediate_size=1856,
+    norm_eps=1e-5,
+    tied_embeddings=False,
+    layers=tuple(NEMOTRON_LAYERS[letter] for letter in "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"),
+    attention=AttentionConfig(num_heads=32, num_kv_heads=2, head_dim=128, scale=128**-0.5),
+    state=Mamba2Config(num_heads=64, head_dim=64, state_size=128, num_groups=8, conv_taps=4, has_conv_bias=True),
+    moe=MoeConfig(
+        num_experts=128,
+        experts_per_token=6,
+        intermediate_size=1856,
+        shared_intermediate_size=3712,
+        router="sigmoid",
+        renormalize=True,
+        has_shared_gate=False,
+        scale=2.5,
+    ),
+    activation="relu_squared",
+)
+
+MOE_SHAPES = {
+    "granite-4.0-h-tiny": GRANITE_H_TINY,
+    "qwen3.5-35b-a3b": QWEN35_35B_A3B,
+    "nemotron-3-nano-30b-a3b": NEMOTRON_3_NANO,
+}
+
 _SMALL_QWEN = replace(
     QWEN35_4B,
     architecture="Qwen3_5ForCausalLM",
@@ -89,6 +166,15 @@ CPU_SHAPES = {  # 7 to 9 M parameters
 }
 
 
+def shrunk(config: ModelConfig) -> ModelConfig:
+    """Two layers of each kind, with one hidden unit in sixteen: to try a benchmark where there is no GPU."""
+    moe = config.moe
+    if moe is not None:
+        moe = replace(moe, num_experts=16, intermediate_size=32, shared_intermediate_size=64)
+    layers = 2 * tuple(dict.fromkeys(config.layers))
+    return replace(config, vocab_size=1024, hidden_size=128, intermediate_size=256, layers=layers, moe=moe)
+
+
 def random_prompts(count: int, num_tokens: int, seed: int = 0, vocabulary: int = 4096) -> list[list[int]]:
     """Prompts of random ids, none of them a special token."""
     generator = torch.Generator().manual_seed(seed)
@@ -96,7 +182,8 @@ def random_prompts(count: int, num_tokens: int, seed: int = 0, vocabulary: int =
 
 
 def write_shape(config: ModelConfig, folder: Path) -> Path:
-    """Writes a model folder without weights; `headrace.models.weights.load_config` reads `config` back from it."""
+    """Writes a dense model's folder without weights; `headrace.models.weights.load_config` reads `config` back."""
+    assert config.moe is None, "no benchmark loads mixtures of experts from folders"
     folder.mkdir(parents=True, exist_ok=True)
     for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(TINY_MODELS / "headrace-tiny-qwen3.5" / file, folder)

@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity
 
+from benchmarks.shapes import MOE_SHAPES
 from benchmarks.timing import Row, kernel_command, measure
 from headrace.kernels.dense.linear import LinearWeight
 from headrace.kernels.moe.experts import moe_experts_triton
 from headrace.kernels.moe.routing import moe_route_triton
 from headrace.kernels.moe.sigmoid_routing import SigmoidRouting
+from headrace.models.config import ModelConfig
 from headrace.models.layers.feed_forward import MixtureOfExperts, ReluSquared, SigmoidRouter, SoftmaxRouter, SwiGlu
 
 PROFILED = 3  # layers in a row; the last one's launches count
@@ -39,7 +41,14 @@ class Mixture:
     hidden: int
     inner: int
     shared_inner: int
-    has_gate: bool = True
+    has_gate: bool
+
+    @classmethod
+    def of(cls, name: str, config: ModelConfig) -> "Mixture":
+        moe, has_gate = config.moe, config.activation == "swiglu"
+        assert moe is not None
+        sizes = moe.intermediate_size, moe.shared_intermediate_size
+        return cls(name, moe.num_experts, moe.experts_per_token, config.hidden_size, *sizes, has_gate)
 
     @property
     def num_matrices(self) -> int:
@@ -77,11 +86,7 @@ class Mixture:
         return MixtureOfExperts(router, up, down, squared)
 
 
-MIXTURES = (
-    Mixture("qwen3.5-35b-a3b", 256, 8, 2048, 512, 512),
-    Mixture("granite-4.0-h-tiny", 64, 6, 1536, 512, 1024),
-    Mixture("nemotron-3-nano-30b-a3b", 128, 6, 2688, 1856, 3712, has_gate=False),
-)
+MIXTURES = tuple(Mixture.of(name, config) for name, config in MOE_SHAPES.items())
 
 
 def expert_rows() -> Iterator[Row]:
