@@ -13,6 +13,7 @@ from torch.autograd.profiler_util import FunctionEvent, FunctionEventAvg
 from torch.profiler import ProfilerActivity
 
 FLOPS_A_SECOND, BYTES_A_SECOND = 790e12, 4.3e12  # bf16 products and copies, measured on an H200
+FP8_FLOPS_A_SECOND = 1550e12  # sustained, as issue 18 has it; products reach 1,300 to 1,450 (docs/gpu-notes.md, 21)
 CACHE_BYTES = 256 << 20  # several times an H200's L2
 MOST_COPIES = 32
 GRAPH_US = 20_000  # of work in a graph, unless one run is longer

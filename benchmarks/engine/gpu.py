@@ -1,137 +1,41 @@
 """The engine's forward passes on one GPU beside vLLM's times and the chip's floor: prefill and decode, random weights.
 
-    python3 -m benchmarks gpu-engine [--shape granite-h-micro] [--only batch] [--chunk 8192] [--no-graphs]
-                                     [--profile FILE] [--device cpu --shrink]
+    python3 -m benchmarks gpu-engine [--shape granite-h-micro] [--quantization fp8] [--only "decode batch 1"]
+                                     [--chunk 8192] [--no-graphs] [--profile FILE] [--device cpu --shrink]
 
-The work of the first table of shared/anchors/h200.md. Drives `ModelRunner` as the engine does: prompts in chunks,
-decode steps one ahead of the host, which reads the tokens of one step while the next one runs. Times are CUDA events,
-the median of several rounds after a warm-up; `host` is the host's time to launch a prefill or one decode step, hidden
-as long as it stays below the work itself.
+The rows (works.py) are those of the first table of shared/anchors/h200.md, and shorter prefills. `--only` takes a
+row's whole name, in which * stands for anything, and may be repeated: "prefill 16 x 4,096", "decode*". What a row is
+held to depends on shape and format (targets.py).
+
+Drives `ModelRunner` as the engine does: prompts in chunks, decode steps one ahead of the host, which reads the tokens
+of one step while the next one runs. Times are CUDA events, the median of several rounds after a warm-up; `host` is the
+host's time to launch a prefill or one decode step, hidden as long as it stays below the work itself.
 """
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
 
-from benchmarks.shapes import GRANITE_H_MICRO, SHAPES, random_prompts
-from benchmarks.timing import BYTES_A_SECOND, FLOPS_A_SECOND, profile, table_header, table_row, verdict
+from benchmarks.engine.targets import TARGETS, Target, WeightFormat, floor_ms
+from benchmarks.engine.works import BLOCK_SIZE, DECODE_STEPS, Decode, Prefill, named, shrunk_works
+from benchmarks.shapes import MOE_SHAPES, SHAPES, random_prompts, shrunk
+from benchmarks.timing import profile, table_header, table_row, verdict
 from headrace.engine.draw import Draw
 from headrace.engine.runner import Launched, ModelRunner
 from headrace.forward.memory import CacheMemory
 from headrace.forward.sequence_input import SequenceInput
 from headrace.models.config import ModelConfig
-from headrace.models.flops import num_weights
 from headrace.models.weights import random_model
 from headrace.request import Sampling
 
-BLOCK_SIZE = 16
-DECODE_STEPS = 32  # timed together
 WARM_UPS = 2
 GREEDY = Draw(Sampling(max_tokens=1, seed=0, temperature=0.0), 0)
-
-
-@dataclass(frozen=True)
-class Work:
-    """One row of the anchor; milliseconds are those of granite-h-micro, None where the anchor has no figure."""
-
-    name: str
-    num_sequences: int
-    vllm_ms: float | None
-    reach_ms: float | None
-
-
-@dataclass(frozen=True)
-class Prefill(Work):
-    """Prompts of `num_tokens`, the first `num_cached` of them cached, from start to first token.
-
-    `num_checkpoints` states are kept in each prompt on the way. Short prefills are replays of graphs, unless
-    `is_launched` kernel by kernel.
-    """
-
-    num_tokens: int = 0
-    num_checkpoints: int = 1
-    num_cached: int = 0
-    is_launched: bool = False
-
-    @property
-    def num_rows(self) -> int:
-        """Tokens that are computed."""
-        return self.num_sequences * (self.num_tokens - self.num_cached)
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks of each sequence."""
-        return -(-self.num_tokens // BLOCK_SIZE)
-
-    @property
-    def num_slots(self) -> int:
-        return self.num_sequences + self.num_checkpoints - 1
-
-
-@dataclass(frozen=True)
-class Decode(Work):
-    """One step in which each sequence has `context` tokens behind it."""
-
-    context: int = 256
-
-    @property
-    def num_rows(self) -> int:
-        return self.num_sequences
-
-    @property
-    def num_blocks(self) -> int:
-        return -(-(self.context + DECODE_STEPS) // BLOCK_SIZE)
-
-    @property
-    def num_slots(self) -> int:
-        return self.num_sequences
-
-
-def short_prefill(num_new: int, is_launched: bool) -> Prefill:
-    name = f"prefill {num_new:,} behind 8,176{', launched' if is_launched else ''}"
-    return Prefill(name, 1, None, None, num_tokens=8176 + num_new, num_cached=8176, is_launched=is_launched)
-
-
-WORKS: tuple[Prefill | Decode, ...] = (
-    Prefill("prefill 2,048", 1, 52.6, 30.0, num_tokens=2048),
-    Prefill("prefill 8,192", 1, 111.5, 90.0, num_tokens=8192),
-    Prefill("prefill 32,768", 1, 473.0, 380.0, num_tokens=32768),
-    Prefill("prefill 32,768, 64 checkpoints", 1, None, None, num_tokens=32768, num_checkpoints=64),
-    Prefill("prefill 16 x 4,096", 16, 65536 / 71.5, 65536 / 90.0, num_tokens=4096),
-    *(short_prefill(num_new, launched) for num_new in (16, 64, 256, 512, 1024, 2048) for launched in (False, True)),
-    Decode("decode batch 1", 1, 3.49, 2.2),
-    Decode("decode batch 16", 16, 3.88, 2.8),
-    Decode("decode batch 64", 64, 6.13, 4.2),
-    Decode("decode batch 256", 256, 17.28, 10.0),
-    Decode("decode batch 64, context 8,192", 64, 8.69, 6.0, context=8192),
-)
-
-
-def floor_ms(work: Prefill | Decode, config: ModelConfig) -> float:
-    """The least milliseconds that the chip needs: FLOPs over the matrix rate, or bytes over the copy rate.
-
-    In a prefill every weight meets every token; a decode step reads every weight, state and cached token once and
-    writes every state once, in bfloat16. Attention and launch gaps are left out: a bound, not a plan.
-    """
-    weights = num_weights(config)
-    layout = config.cache_layout("", "bfloat16", BLOCK_SIZE, "bfloat16")
-    context = work.num_cached if isinstance(work, Prefill) else work.context
-    cached_bytes = 2 * layout.state_bytes + context * layout.block_bytes / BLOCK_SIZE
-    moving_ms = 1e3 * (2 * weights + work.num_sequences * cached_bytes) / BYTES_A_SECOND
-    return max(moving_ms, 2e3 * weights * work.num_rows / FLOPS_A_SECOND)
-
-
-def reach_ms(work: Prefill | Decode, config: ModelConfig) -> float | None:
-    """The anchor's target; for another shape the same multiple of the floor."""
-    if work.reach_ms is None:
-        return None
-    return work.reach_ms * floor_ms(work, config) / floor_ms(work, GRANITE_H_MICRO)
 
 
 @dataclass(frozen=True)
@@ -273,16 +177,22 @@ def _blocks_of(sequence: int, work: Prefill | Decode) -> range:
     return range(sequence * work.num_blocks, (sequence + 1) * work.num_blocks)
 
 
-def print_table(name: str, config: ModelConfig, results: Sequence[Result]) -> None:
-    beside = "" if name == "granite-h-micro" else " (of granite-h-micro)"
-    vllm = f"vLLM 0.26 ms{beside}"
+def print_table(
+    title: str,
+    config: ModelConfig,
+    weight_format: WeightFormat,
+    results: Sequence[Result],
+    targets: Mapping[str, Target],
+) -> None:
     print()
-    print(table_header(name, "ms", "tokens/s", vllm, "floor ms", "x floor", "to reach ms", "", "host ms"))
+    print(table_header(title, "ms", "tokens/s", "vLLM 0.26 ms", "floor ms", "x floor", "to reach ms", "", "host ms"))
     for result in results:
-        work, floor, reach = result.work, floor_ms(result.work, config), reach_ms(result.work, config)
+        work, floor = result.work, floor_ms(result.work, config, weight_format)
+        target = targets.get(work.name, Target())
+        reach = target.ms(floor)
         rate, times_floor = f"{1e3 * work.num_rows / result.ms:,.0f}", f"{result.ms / floor:.2f}"
         met = verdict(None if reach is None else result.ms <= reach)
-        ours = _ms(result.ms), rate, _ms(work.vllm_ms), _ms(floor), times_floor
+        ours = _ms(result.ms), rate, _ms(target.vllm_ms), _ms(floor), times_floor
         print(table_row(work.name, *ours, _ms(reach), met, _ms(result.host_ms)))
 
 
@@ -290,47 +200,39 @@ def _ms(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
-def shrunk(config: ModelConfig) -> ModelConfig:
-    """Four layers of one hidden unit in sixteen: to try this file where there is no GPU."""
-    layers = (config.layers[0], config.layers[5 if config.layers[5].mixer == "attention" else 3]) * 2
-    return replace(config, vocab_size=1024, hidden_size=128, intermediate_size=256, layers=layers)
-
-
-def shrunk_works(works: Sequence[Prefill | Decode]) -> list[Prefill | Decode]:
-    """Works of a thirty-second of the tokens, without the prefills of several prompts."""
-    return [_shrunk_work(work) for work in works if work.num_sequences == 1 or isinstance(work, Decode)]
-
-
-def _shrunk_work(work: Prefill | Decode) -> Prefill | Decode:
-    if isinstance(work, Decode):
-        return replace(work, num_sequences=min(work.num_sequences, 4), context=work.context // 32)
-    num_cached = work.num_cached // 32 // BLOCK_SIZE * BLOCK_SIZE
-    return replace(work, num_tokens=work.num_tokens // 32, num_cached=num_cached)
-
-
 def main(
-    shape: list[str] = ["granite-h-micro", "qwen35-4b"],  # noqa: B006
+    shape: Annotated[list[str], typer.Option(help=f"any of {', '.join(SHAPES | MOE_SHAPES)}")] = [  # noqa: B006
+        "granite-h-micro",
+        "qwen35-4b",
+    ],
     device: str = "cuda",
-    only: Annotated[str, typer.Option(help="rows whose name has this in it")] = "",
+    only: Annotated[list[str], typer.Option(help="rows of this name; * stands for anything")] = [],  # noqa: B006
     chunk: Annotated[int, typer.Option(help="tokens a prefill step")] = 8192,
     rounds: int = 5,
     graphs: bool = True,
     profile_to: Annotated[Path | None, typer.Option("--profile", help="write where each row's time goes here")] = None,
-    quantization: Annotated[str | None, typer.Option(help="fp8; floors stay those of bf16")] = None,
+    quantization: Annotated[str | None, typer.Option(help="fp8: weights are quantised as they are made")] = None,
     shrink: Annotated[bool, typer.Option("--shrink", help="tiny shapes and works: a trial of this file")] = False,
 ) -> None:
     """Prefill and decode on a GPU beside vLLM and the chip's floor."""
-    works = [work for work in (shrunk_works(WORKS) if shrink else WORKS) if only in work.name]
+    works = shrunk_works(named(only)) if shrink else named(only)
+    if quantization not in (None, "fp8"):
+        raise typer.BadParameter(f"quantization {quantization}: must be fp8 or left out")
+    weight_format: WeightFormat = "bf16" if quantization is None else "fp8"
     for name in shape:
-        config = shrunk(SHAPES[name]) if shrink else SHAPES[name]
+        config = (SHAPES | MOE_SHAPES)[name]
+        targets = TARGETS.get((name, weight_format), {})
+        if shrink:
+            config, targets = shrunk(config), {}
         bench = Bench(config, works, device, rounds, chunk, graphs and device != "cpu", quantization)
-        print(f"\n{name}: weights, memory and graphs after {bench.load_s:.1f} s", flush=True)
+        title = f"{name}, {weight_format}"
+        print(f"\n{title}: weights, memory and graphs after {bench.load_s:.1f} s", flush=True)
         results = []
         for work in works:
             results.append(bench.run(work))
             print(f"  {work.name}: {results[-1].ms:.2f} ms", flush=True)
             if profile_to is not None:
                 with profile_to.open("a") as file:
-                    file.write(f"## {name}: {work.name}\n\n{bench.profiled(work)}\n\n")
-        print_table(name, config, results)
+                    file.write(f"## {title}: {work.name}\n\n{bench.profiled(work)}\n\n")
+        print_table(title, config, weight_format, results, targets)
         del bench  # before the next shape's weights are made

@@ -24,9 +24,8 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from benchmarks.engine.gpu import shrunk
 from benchmarks.engine.steps import Batch, greedy
-from benchmarks.shapes import SHAPES, random_prompts
+from benchmarks.shapes import SHAPES, random_prompts, shrunk
 from benchmarks.timing import table_header, table_row, verdict
 from headrace.engine.build import BuiltEngine, engine_around
 from headrace.engine.config import EngineConfig

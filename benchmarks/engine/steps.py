@@ -22,8 +22,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from benchmarks.engine.gpu import shrunk
-from benchmarks.shapes import SHAPES, TINY_MODELS, random_prompts
+from benchmarks.shapes import SHAPES, TINY_MODELS, random_prompts, shrunk
 from benchmarks.timing import compare, table_header, table_row
 from headrace.cache.hits import HitPolicy, ResumeLocally
 from headrace.engine.build import BuiltEngine, build_engine, engine_around
