@@ -18,7 +18,8 @@ class RandomWeights:
     """A stand-in for `WeightFiles`: every name has a tensor, drawn on the device from the name and the seed alone.
 
     Rows of matrices have length about one, so that activations keep their size from layer to layer; the parameters of
-    a state's decay are drawn as its authors initialise them.
+    a state's decay are drawn as its authors initialise them. Routers prefer no expert: as in trained models, whose
+    biases even them out, tokens choose nearly all of them.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device, seed: int = SEED):
@@ -39,6 +40,8 @@ class RandomWeights:
                 return torch.log(torch.expm1(dt))  # softplus gives it back
             case [*_, "D"]:
                 return weight.fill_(1.0)
+            case [*_, "e_score_correction_bias" | "expert_bias"]:  # random ones would decide for most tokens
+                return weight.zero_()
             case [layer, "weight"] if "norm" in layer:
                 return weight.fill_(1.0)
         return weight.normal_(0.0, shape[-1] ** -0.5, generator=generator)

@@ -9,6 +9,8 @@ import torch
 from headrace.engine.runner import ModelRunner
 from headrace.forward.memory import CacheMemory
 from headrace.forward.sequence_input import SequenceInput
+from headrace.models.branches import FeedForwardBranch
+from headrace.models.layers.feed_forward import MixtureOfExperts
 from headrace.models.weights import load_config, load_model, random_model
 from tests.support.engine.driving import generate, request, small_engine
 from tests.support.engine.oracle import random_prompt
@@ -27,6 +29,14 @@ def test_random_weights_give_ordinary_logits(family: str, tiny_checkpoint) -> No
     logits = runner.forward([SequenceInput(tokens, 0, range(20), None, 0, num_logits=len(tokens))])
     assert logits.isfinite().all() and 0.1 < logits.std() < 10
     assert len(logits.argmax(-1).unique()) > 30  # the answer depends on the prompt
+
+
+@pytest.mark.parametrize("family", ["kimi_linear", "lfm2_moe", "nemotron_h_moe"])
+def test_random_routers_prefer_no_expert(family: str, tiny_checkpoint) -> None:
+    model = random_model(load_config(tiny_checkpoint(family)))
+    mixtures = [each.feed_forward for each in model.chain.branches if isinstance(each, FeedForwardBranch)]
+    routers = [mixture.router for mixture in mixtures if isinstance(mixture, MixtureOfExperts)]
+    assert routers and not any(router.bias.any() for router in routers)
 
 
 def test_the_same_shape_is_the_same_model_and_no_other_one(tiny_checkpoint) -> None:
