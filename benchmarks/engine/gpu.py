@@ -106,7 +106,11 @@ class Bench:
         return taken_ms
 
     def _decode(self, work: Decode) -> float:
-        """`DECODE_STEPS` steps; the host's median milliseconds to launch one."""
+        """`DECODE_STEPS` steps; the host's median milliseconds to launch one.
+
+        Sequences begin with different tokens: with the same one, they would all choose nearly the same experts.
+        """
+        prompts = random_prompts(work.num_sequences, 1, vocabulary=1000)
         draws = [(row, GREEDY) for row in range(work.num_sequences)]
         blocks = [_blocks_of(sequence, work) for sequence in range(work.num_sequences)]
         before: Launched | None = None
@@ -114,7 +118,7 @@ class Bench:
         for n in range(DECODE_STEPS):
             started_s = time.perf_counter()
             steps = [
-                SequenceInput((1,), work.context + n, blocks[i], i, i, future_token=None if before is None else i)
+                SequenceInput(prompts[i], work.context + n, blocks[i], i, i, future_token=None if before is None else i)
                 for i in range(work.num_sequences)
             ]
             launched = self.runner.launch(steps, draws)
