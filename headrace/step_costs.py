@@ -4,8 +4,8 @@
             + decode_s * decoding sequences + context_s * tokens of their contexts
             + chunk_s, if any prompt is computed, + token_s * tokens of prompts + depth_s * (their positions, summed)
 
-Each node fits the six coefficients to its own steps and reports them; the router predicts with them, and the scheduler
-of a node bounds the prompts of a step by them.
+Each node fits the six coefficients to its own steps and reports them, and by how much its steps come late; the router
+predicts with them, and the scheduler of a node bounds the prompts of a step by them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,12 @@ from dataclasses import dataclass
 
 TIMED_STEPS = "timed_steps"
 """The counter in a node's status with the number of steps to which its costs are fitted."""
+
+KEPT_SHARE = 0.95
+"""Share of a wanted gap that a step may take: its tokens travel after it."""
+
+MOST_LATE_SHARE = 0.2
+"""Share of a wanted gap that is left for late steps at the most: shorter steps mend nothing of what a host delays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,7 @@ class StepCosts:
     chunk_s     more for a step that computes prompts, whatever their length
     token_s     more for each token of a prompt
     depth_s     more for each token of a prompt and each position before it
+    late_s      nearly all steps with prompts beside answers take at most so much longer: no part of what a step costs
     """
 
     step_s: float = 2.1e-3
@@ -63,6 +70,7 @@ class StepCosts:
     chunk_s: float = 2.0e-3
     token_s: float = 10.2e-6
     depth_s: float = 35e-12
+    late_s: float = 0.0
 
     def seconds(self, shape: StepShape) -> float:
         """A step of this shape; 0 for an empty one."""
@@ -77,6 +85,10 @@ class StepCosts:
         if not shape.prefill_tokens:
             return 0.0
         return self.chunk_s + self.token_s * shape.prefill_tokens + self.depth_s * shape.prefill_depths
+
+    def longest_s(self, gap_s: float) -> float:
+        """The seconds that a step with prompts may be planned for, to keep a gap although steps come late."""
+        return KEPT_SHARE * gap_s - min(self.late_s, MOST_LATE_SHARE * gap_s)
 
     def prefill_s(self, start: int, end: int, *, chunk_tokens: int) -> float:
         """A prompt's tokens from `start` up to `end`, alone, in chunks of at most `chunk_tokens`."""

@@ -14,6 +14,7 @@ engine's pause, the snapshot's way, the router's memory, a lookup.
 from __future__ import annotations
 
 import asyncio
+import math
 import multiprocessing
 import time
 from collections.abc import Callable, Iterable
@@ -104,12 +105,13 @@ INCARNATION = 1
 class IdleEngine:
     """Runs no steps: the engine's thread only answers the subscriber."""
 
-    num_running = 0
+    has_work = False
+    host_share_s = math.inf
 
     def next_deadline_s(self) -> None:
         return None
 
-    def admit(self) -> None:
+    def admit(self, within_s: float) -> None:
         pass
 
     def step(self) -> bool:

@@ -5,8 +5,9 @@
 
 Does dividing the work pay at a bound on the gap between tokens? All clusters stand at the same time and take turns;
 each request names the gap as its objective. `undivided` is two clusters of one node that does all, each with half of
-the chats. Beside each measured row stands the same arrangement in the simulator, with the step costs and links that
-these nodes have measured about themselves.
+the chats. Nodes of the role prefill have chunks of their own: only prompts wait for their steps. Beside each measured
+row stands the same arrangement in the simulator, with the step costs and links that these nodes have measured about
+themselves.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from benchmarks.timing import table_header, table_row
 from headrace.cache.checkpoints import checkpoint_policy
 from headrace.cache.eviction import Lru
 from headrace.step_costs import StepCosts
+from headrace.wire.node_messages import Role
 from router.routing.candidates import LinkCosts
 from router.routing.plan import Objectives
 from router.routing.policies.by_name import POLICIES
@@ -85,12 +87,23 @@ def node_settings(device: str, cache_gib: float, chunk_tokens: int) -> dict[str,
     return {"engine": engine | {"max_step_tokens": chunk_tokens}, "staging_buffers": 8, "max_message_bytes": 64 << 20}
 
 
-def clusters_of(kind: Kind, devices: Sequence[str], cache_gib: float, chunk_tokens: int) -> list[NodeSettings]:
+@dataclass(frozen=True)
+class Chunks:
+    """engine.max_step_tokens of nodes of the role prefill, and of all others."""
+
+    prefill: int
+    others: int
+
+    def of(self, role: str) -> int:
+        return self.prefill if role == Role.PREFILL.value else self.others
+
+
+def clusters_of(kind: Kind, devices: Sequence[str], cache_gib: float, chunks: Chunks) -> list[NodeSettings]:
     """Each cluster's nodes; the devices go around."""
     left = iter(devices)
     return [
         {
-            f"{role[0]}{number}": (role, node_settings(next(left), cache_gib, chunk_tokens))
+            f"{role[0]}{number}": (role, node_settings(next(left), cache_gib, chunks.of(role)))
             for number, role in enumerate(roles)
         }
         for roles in kind.roles
@@ -107,23 +120,30 @@ def router_settings(kind: Kind) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Measured:
-    """Costs, link and sizes that the nodes of a cluster report about themselves."""
+    """Figures that the nodes of a cluster report about themselves.
+
+    costs           of the node that has decoded most, which are fitted to both parts of a step
+    prefill_costs   of a node of the role prefill, if there is one
+    """
 
     costs: StepCosts
+    prefill_costs: StepCosts | None
     link: LinkCosts
     num_blocks: int
     num_slots: int
 
     @classmethod
     def of(cls, report: Mapping[str, Any]) -> Measured:
-        """From `/cluster`: of the node that has decoded most, whose costs are fitted to both parts of a step."""
+        """From `/cluster`."""
         node = max(report["nodes"], key=lambda each: each["counters"].get("sampled_tokens", 0))
+        prefills = (StepCosts(**each["costs"]) for each in report["nodes"] if each["role"] == Role.PREFILL.value)
         links = [each for each in report.get("links") or [] if each.get("bytes_per_s")]
         link = LinkCosts(links[0]["round_trip_s"], links[0]["bytes_per_s"]) if links else LinkCosts()
-        return cls(StepCosts(**node["costs"]), link, node["blocks"]["total"], node["slots"]["total"])
+        costs, blocks, slots = StepCosts(**node["costs"]), node["blocks"]["total"], node["slots"]["total"]
+        return cls(costs, next(prefills, None), link, blocks, slots)
 
 
-def simulated(kind: Kind, shape: ChatShape, measured: Measured, chunk_tokens: int, token_gap_s: float | None) -> Result:
+def simulated(kind: Kind, shape: ChatShape, measured: Measured, chunks: Chunks, token_gap_s: float | None) -> Result:
     """One cluster of this arrangement, with its part of the chats."""
     parts = len(kind.roles)
     mine = replace(shape, at_once=shape.at_once // parts, total=shape.total // parts)
@@ -134,9 +154,12 @@ def simulated(kind: Kind, shape: ChatShape, measured: Measured, chunk_tokens: in
         costs=measured.costs,
         checkpoints=checkpoint_policy("branch"),
         eviction=Lru.name,
-        max_step_tokens=chunk_tokens,
+        max_step_tokens=chunks.others,
     )
-    arrangement = Arrangement(**kind.simulated, shape=node, elastic=kind.is_elastic, link=measured.link)
+    prefill = replace(node, costs=measured.prefill_costs or node.costs, max_step_tokens=chunks.prefill)
+    arrangement = Arrangement(
+        **kind.simulated, shape=node, prefill_shape=prefill, elastic=kind.is_elastic, link=measured.link
+    )
     workload = Chats(mine, CHAT_BLOCK_TOKENS)
     cluster = SimulatedCluster(arrangement, POLICIES[POLICY], workload, Objectives(token_gap_s=token_gap_s))
     cluster.run()
@@ -179,7 +202,7 @@ class Comparison:
     load: str
     chats: ChatShape
     token_gap_s: float | None
-    chunk_tokens: int
+    chunks: Chunks
     deadline_s: float
     pool: Executor
     rates: list[tuple[float, float]] = field(default_factory=list)  # measured and simulated, of each arrangement
@@ -189,7 +212,7 @@ class Comparison:
         kind, urls = KINDS[name], [each.url for each in clusters]
         figures = run_chats(self.pool, urls, self.chats, self.token_gap_s, seed, self.deadline_s).figures()
         reported = Measured.of(clusters[0].cluster())
-        twin = simulated(kind, self.chats, reported, self.chunk_tokens, self.token_gap_s)
+        twin = simulated(kind, self.chats, reported, self.chunks, self.token_gap_s)
         self.rates.append((figures.requests_per_s, twin.requests_per_s * len(clusters)))
         undivided = self.rates[0]
         ways = ", ".join(f"{way} {count}" for way, count in figures.paths.items())
@@ -234,7 +257,8 @@ def main(
     shape: str = "granite-h-micro",
     model: Annotated[Path | None, typer.Option(help="a checkpoint's folder, instead of a shape")] = None,
     cache_gib: Annotated[float, typer.Option(help="of each node, three of which share a device")] = 28.0,
-    chunk_tokens: Annotated[int, typer.Option(help="engine.max_step_tokens of every node")] = 2048,
+    chunk_tokens: Annotated[int, typer.Option(help="engine.max_step_tokens of nodes that decode")] = 2048,
+    prefill_chunk_tokens: Annotated[int, typer.Option(help="the same of nodes of the role prefill")] = 4096,
     scale: Annotated[int, typer.Option(help="divides lengths and chats: a trial of this file")] = 1,
     deadline: Annotated[float, typer.Option(help="seconds for everything")] = 560.0,
     out: Annotated[Path | None, typer.Option(help="where rows.jsonl and the logs stay")] = None,
@@ -242,7 +266,8 @@ def main(
     """Agents' chats on two GPUs: undivided, one of each role, elastic."""
     end_on_sigterm()
     deadline_s = time.perf_counter() + deadline
-    kinds = {name: clusters_of(KINDS[name], devices, cache_gib, chunk_tokens) for name in kind}
+    chunks = Chunks(prefill_chunk_tokens, chunk_tokens)
+    kinds = {name: clusters_of(KINDS[name], devices, cache_gib, chunks) for name in kind}
     agents = ProcessPoolExecutor(PROCESSES, get_context("spawn"))
     with tempfile.TemporaryDirectory() as scratch, agents as pool, ExitStack() as stack:
         folder = out or Path(scratch) / "run"
@@ -252,7 +277,7 @@ def main(
         print(HEADER, flush=True)
         for seed, (load_name, gap) in enumerate(product(load, gap_ms)):
             chats = LOADS[load_name] if scale == 1 else scaled(LOADS[load_name], scale)
-            comparison = Comparison(load_name, chats, gap / 1000 or None, chunk_tokens, deadline_s, pool)
+            comparison = Comparison(load_name, chats, gap / 1000 or None, chunks, deadline_s, pool)
             for name, clusters in running.items():
                 real, beside, reported = comparison.measure(name, clusters, seed)
                 print(real, beside, sep="\n", flush=True)

@@ -35,6 +35,7 @@ ADMIT_WITHIN_S = RuntimeConfig.admission_timeout_s
 class Arrangement:
     """How many nodes of each role, and what they are.
 
+    prefill_shape   what nodes of the role prefill are, if not the same
     elastic         any node may do any work; else each keeps to its role
     index_delay_s   until the router knows of a block or a checkpoint that a node has published
     role_window_s   of the router's planner of roles; None: it changes none
@@ -44,6 +45,7 @@ class Arrangement:
     prefill: int = 0
     decode: int = 0
     shape: NodeShape = field(kw_only=True)
+    prefill_shape: NodeShape | None = None
     elastic: bool = False
     link: LinkCosts = H200_LINK
     index_delay_s: float = 0.002
@@ -119,7 +121,7 @@ class SimulatedCluster:
             SimulatedNode(
                 name,
                 role,
-                shape,
+                arrangement.prefill_shape or shape if role is Role.PREFILL else shape,
                 self.events,
                 on_event=partial(self._changed, self._view.feed(name, shape.block_size)),
                 on_prefilled=self._prefilled,
@@ -253,7 +255,7 @@ class SimulatedCluster:
         if reserved is None:
             course.prefill.keep(work)
             return
-        shape = self.arrangement.shape
+        shape = course.prefill.shape
         last_chunk = min(shape.max_step_tokens, work.prompt_length - max(work.reused, reserved.reused))
         num_bytes = max(last_chunk, 0) * shape.bytes_per_token + shape.state_bytes
         self.events.at(self.events.now_s + self.arrangement.link.seconds(num_bytes), self._landed, course)

@@ -11,6 +11,7 @@ waits for the end of a step as an admission does.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable
 
 from benchmarks.router.events import Events
@@ -66,7 +67,8 @@ class SimulatedNode:
         )
         self._events = events
         self._costs = shape.costs
-        self._token_cost = TokenCost.in_tokens(shape.costs.token_s / shape.costs.depth_s)
+        costs = shape.costs
+        self._token_cost = TokenCost.in_tokens(costs.token_s / costs.depth_s if costs.depth_s else math.inf)
         self._publisher = Publisher(self.cache, shape.checkpoints)
         self._on_prefilled = on_prefilled
         self._on_finished = on_finished

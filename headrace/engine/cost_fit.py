@@ -37,7 +37,8 @@ KEPT_GAPS = 0.95
 host's: on an H200 their p99 came 2 to 6 ms late whatever was in them, and shorter steps only compute less."""
 
 LATE_STEP = 0.02
-"""Rise of `late_s` with a step that is later still, as a share of its predicted time; it falls as KEPT_GAPS asks."""
+"""Rise of `costs.late_s` with a step that is later still, as a share of its predicted time. It falls as KEPT_GAPS
+asks."""
 
 _DECODE, _PREFILL, _SECONDS = (0, 1, 2), (3, 4, 5), 6
 
@@ -51,22 +52,21 @@ def prior_costs(attention_parity_position: float) -> StepCosts:
 class CostFit:
     """Fits `costs` to the `num_steps` steps observed so far.
 
+    `costs.late_s` is a quantile that moves up a little with each step above it, and down with each below: KEPT_GAPS of
+    the steps with prompts beside answers take at most so many seconds more than was predicted.
+
     A step that took far longer than predicted, for a first launch or a host that was suspended, pulls no more than one
     that took twice as long: it weighs little because its own time is the measure of its residual.
-
-    late_s   KEPT_GAPS of the steps with prompts beside answers take at most so many seconds more than was predicted: a
-             quantile that moves up a little with each step above it, and down with each below
     """
 
     def __init__(self, prior: StepCosts | None = None) -> None:
         self.costs = prior or StepCosts()
-        self._prior = astuple(self.costs)
+        self._prior = astuple(self.costs)[:_SECONDS]
         self._decodes = _Moments((*_DECODE, _SECONDS))
         self._prefills = _Moments((*_PREFILL, _SECONDS))
         self._mixed = _Moments((*_DECODE, *_PREFILL, _SECONDS))
         self._factors = [1.0] * _SECONDS  # of the prior's costs, beside the scale
         self.num_steps = 0
-        self.late_s = 0.0
 
     def observe(self, shape: StepShape, seconds: float, *, has_prompts: bool = True) -> None:
         """Records a step that took `seconds`; one without contents or time says nothing.
@@ -84,8 +84,9 @@ class CostFit:
         kind = self._mixed if len(parts) > 3 else self._decodes if shape.num_decoding else self._prefills
         predicted_s = self.costs.seconds(shape)
         if kind is self._mixed and has_prompts:
-            is_late = seconds > predicted_s + self.late_s
-            self.late_s = max(0.0, self.late_s + LATE_STEP * predicted_s * (KEPT_GAPS - (not is_late)))
+            late_s = self.costs.late_s
+            late_s += LATE_STEP * predicted_s * (KEPT_GAPS - (seconds <= predicted_s + late_s))
+            self.costs = replace(self.costs, late_s=max(0.0, late_s))
         has_changed = kind.add((*parts, seconds), predicted_s)
         self.num_steps += 1
         if has_changed or self.num_steps < REFIT_STEPS or self.num_steps % REFIT_STEPS == 0:
@@ -112,7 +113,8 @@ class CostFit:
             matrix[i][i] += weight
             right[i] += weight
         self._factors = _non_negative_solution(matrix, right)
-        return StepCosts(*(scale * factor * cost for factor, cost in zip(self._factors, self._prior, strict=True)))
+        fitted = (scale * factor * cost for factor, cost in zip(self._factors, self._prior, strict=True))
+        return replace(StepCosts(*fitted), late_s=self.costs.late_s)
 
 
 class _Moments:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from headrace.engine.cost_fit import CostFit
 from headrace.engine.load import shape_of_drafts
-from headrace.engine.scheduler import longest_s, smallest_gap_s
+from headrace.engine.scheduler import smallest_gap_s
 from headrace.engine.sequence import Sequence
 from headrace.engine.stopping import StopRules
 from headrace.speculation.draft_count import OWN_TRIES, Acceptance, DraftCount, Offer, StepPrice
@@ -202,8 +202,8 @@ class Drafting:
         two_s = costs.seconds(plain + shape_of_drafts(mean_tokens, 2))
         gap_s, limit_s, late_s = smallest_gap_s(decoding), math.inf, 0.0
         if gap_s is not None:
-            limit_s = longest_s(gap_s, fit.late_s)
-            late_s = longest_s(gap_s, 0.0) - limit_s
+            limit_s = costs.longest_s(gap_s)
+            late_s = replace(costs, late_s=0.0).longest_s(gap_s) - limit_s
         return StepPrice(
             num_decoding=len(decoding),
             plain_s=plain_s,

@@ -11,6 +11,7 @@ waits for it.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 
 import torch
@@ -36,6 +37,9 @@ from headrace.request import FinishReason, Token
 from headrace.step_costs import StepCosts
 
 log = logging.getLogger(__name__)
+
+HOST_SHARE = 1 / 8
+"""Share of a step's time that commands may take beside it, and admissions as much: launching the next takes a third."""
 
 
 class Engine(EngineRequests):
@@ -114,9 +118,23 @@ class Engine(EngineRequests):
         return bool(chunks) or had_tokens
 
     @property
+    def host_share_s(self) -> float:
+        """How long commands, and how long admissions, may take before the next step; any time if none is in flight.
+
+        Beyond what the device computes meanwhile they would make the next step late, for all that decode.
+        """
+        if self._in_flight is None:
+            return math.inf
+        return HOST_SHARE * self.cost_fit.costs.seconds(self._in_flight.shape)
+
+    @property
     def has_work(self) -> bool:
         """False if a turn would change nothing; a paused sequence is work if it holds what another one waits for."""
-        if self._in_flight is not None or not all(sequence.is_paused for sequence in self._running):
+        if (
+            self._is_admitting
+            or self._in_flight is not None
+            or not all(sequence.is_paused for sequence in self._running)
+        ):
             return True
         return self._waiting.earliest is not None and self._settled_paused() is not None
 
@@ -158,7 +176,7 @@ class Engine(EngineRequests):
             sequence.client_work, sequence.exceeds = standing[client]
         while True:
             ready = (s for s in self._running if self._takes_part(s))
-            chunks = self._scheduler.schedule(ready, self.cost_fit.costs, self.cost_fit.late_s)
+            chunks = self._scheduler.schedule(ready, self.cost_fit.costs)
             if all(self.cache.extend(chunk.sequence.held, chunk.span.end) for chunk in chunks):
                 break
             if self.drafting is not None and self.drafting.forget():

@@ -97,7 +97,7 @@ class EngineLoop:
             while not self._stopping:
                 self.turns += 1
                 self._drain(wait=not self.engine.has_work)
-                self.engine.admit()
+                self.engine.admit(self.engine.host_share_s)
                 self.flush()  # admissions and packed messages need not wait until the step is over
                 self.engine.step()
                 self.flush()
@@ -128,7 +128,10 @@ class EngineLoop:
             _set_exception(future, error)
 
     def _drain(self, *, wait: bool) -> None:
-        """Runs the queued commands; with `wait`, first sleeps until there is one or a deadline passes."""
+        """Runs the queued commands, for no longer than beside the step in flight; the rest follows after the next one.
+
+        With `wait`, first sleeps until there is one or a deadline passes.
+        """
         if wait:
             self.flush()
             deadline_s = self.engine.next_deadline_s()
@@ -140,10 +143,13 @@ class EngineLoop:
                 return
             self._is_checked = False
             command()
+        until_s = self._clock() + self.engine.host_share_s
         while True:
             try:
                 self._commands.get_nowait()()
             except queue.Empty:
+                return
+            if self._clock() >= until_s:
                 return
 
     def _check_once(self) -> None:

@@ -14,6 +14,7 @@ its claim is released, and it is admitted again before any new request.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import chain, count
@@ -27,7 +28,7 @@ from headrace.engine.following import best_following, cost_alone
 from headrace.engine.intake import Intake
 from headrace.engine.line import tokens_before
 from headrace.engine.load import EngineLoad
-from headrace.engine.scheduler import Scheduler, VictimPolicy, longest_s, smallest_gap_s
+from headrace.engine.scheduler import Scheduler, VictimPolicy, smallest_gap_s
 from headrace.engine.sequence import AdmissionTimedOut, Admitted, DeviceEvent, Finished, Sequence
 from headrace.engine.stopping import StopRules
 from headrace.engine.waiting import WaitingLine
@@ -75,6 +76,7 @@ class EngineRequests:
         self._arrivals = count()
         self._waiting = WaitingLine()
         self._is_full = False  # the first of the line found no blocks or slot
+        self._is_admitting = False  # there was no time for the rest of the line
         self._receiving: set[Sequence] = set()  # admitted, and their state has yet to arrive
         self._running: list[Sequence] = []  # those that have waited longest for a step first
         self._prompt_tokens = 0  # that steps have computed
@@ -141,16 +143,18 @@ class EngineRequests:
         chunk_tokens = self._scheduler.max_step_tokens
         gap_s = smallest_gap_s(s for s in self._running if not s.is_prefilling)
         if gap_s is not None:
-            step_s = longest_s(gap_s, self.cost_fit.late_s)
-            chunk_tokens = max(1, self._scheduler.within(step_s, beside, depth, costs).fitting(depth))
+            chunk_tokens = max(1, self._scheduler.within(gap_s, beside, depth, costs).fitting(depth))
         prompts = StepShape(prefill_tokens=num_tokens, prefill_depths=depth * num_tokens)
         return costs.line_s(prompts, beside, chunk_tokens=chunk_tokens)
 
     def _tokens_before(self, sequence: Sequence, own: int) -> int:
         return tokens_before(sequence, self._running, self._waiting, own=own, is_full=self._is_full)
 
-    def admit(self) -> None:
-        """Admits waiting jobs in their order while the cache has capacity; fails those whose deadline has passed."""
+    def admit(self, within_s: float = math.inf) -> None:
+        """Admits waiting jobs in their order while the cache has capacity; fails those whose deadline has passed.
+
+        within_s   no more are admitted once it took so long; the others are by the next call
+        """
         now_s = self._clock()
         self.leases.expire(now_s)
         for late in self._waiting.expire(now_s, others_hold_room=self._others_hold_room):
@@ -158,12 +162,16 @@ class EngineRequests:
             late.job.on_event(AdmissionTimedOut(message))
         self._end_following()
         held = self._held_by_client() if len(self._waiting) else Counter()
+        self._is_admitting = self._is_full = False
         while (sequence := self._waiting.first(held)) is not None:
             if self._follow(sequence):
                 continue
             if self._admit(sequence):
                 self._waiting.admitted(sequence)
                 held[sequence.request.client] += 1
+                if self._clock() - now_s >= within_s and len(self._waiting):
+                    self._is_admitting = True
+                    return
             elif (paused := self._settled_paused()) is not None:
                 self._preempt(paused)
                 held[paused.request.client] -= 1

@@ -21,9 +21,9 @@ arrived first, it costs as much as B tokens of that one: a lone prompt, or promp
 can be, but a short one does not wait for deep tokens of another.
 
 Where a decoding sequence's request names a gap between its tokens (`token_gap_s`), the step's predicted seconds stay
-within KEPT_SHARE of the smallest of these gaps, by the node's measured costs and by how late its steps come; that takes
-the place of B's cost. If the decodes leave less than a block of the first prompt, the step computes so much more, and
-no more than that.
+within the smallest of these gaps, by the node's measured costs and by how late its steps come
+(`StepCosts.longest_s`); that takes the place of B's cost. If the decodes leave less than a block of the first prompt,
+the step computes so much more, and no more than that.
 
 None starves. The prompt that arrived first computes at least a block in each step in which it has its turn, and
 decodes, however deep, leave prompts LEAST_SHARE of B. Whatever comes later, without decodes a prompt is done within
@@ -53,12 +53,6 @@ SHORT_SHARE = 1 / 2
 LEAST_SHARE = 1 / 4
 """Share of a step's cost that prompts have, whatever its decodes cost."""
 
-KEPT_SHARE = 0.95
-"""Share of a wanted gap that a step may take: its tokens travel after it."""
-
-MOST_LATE_SHARE = 0.2
-"""Share of a wanted gap that is left for late steps at the most: shorter steps mend nothing of what a host delays."""
-
 
 @dataclass(frozen=True)
 class Scheduler:
@@ -77,13 +71,10 @@ class Scheduler:
     token_cost: TokenCost
     least_row: float = 0.0
 
-    def schedule(
-        self, running: Iterable[Sequence], costs: StepCosts | None = None, late_s: float = 0.0
-    ) -> list[ScheduledChunk[Sequence]]:
+    def schedule(self, running: Iterable[Sequence], costs: StepCosts | None = None) -> list[ScheduledChunk[Sequence]]:
         """The next step's chunks. `running`: longest wait for a step first. Never empty unless `running` is.
 
-        costs    what this node's steps take; None: not known, so that no gap between tokens is kept
-        late_s   nearly all of them take at most so much longer
+        costs   what this node's steps take; None: not known, so that no gap between tokens is kept
         """
         ready = list(running)
         prefilling = sorted((s for s in ready if s.is_prefilling), key=lambda s: s.arrival)
@@ -94,14 +85,13 @@ class Scheduler:
             turns = [s for s in turns if s not in yielding]
         turns = turns[: self.max_running]
         decodes = [ScheduledChunk(s, _newest(s)) for s in turns if s is not head]
-        return decodes + self._prefills(prefilling, decodes, costs, late_s) if head in turns else decodes
+        return decodes + self._prefills(prefilling, decodes, costs) if head in turns else decodes
 
     def _prefills(
         self,
         prefilling: list[Sequence],
         decodes: list[ScheduledChunk[Sequence]],
         costs: StepCosts | None,
-        late_s: float,
     ) -> list[ScheduledChunk[Sequence]]:
         """Chunks of prompts, at least one, in what the decodes leave of places and budget. `prefilling`: by arrival."""
         first = prefilling[0]
@@ -113,7 +103,7 @@ class Scheduler:
         ordinary = [s for s in prefilling if not s.exceeds]
         gap_s = smallest_gap_s(chunk.sequence for chunk in decodes)
         if gap_s is not None and costs is not None:
-            budget, least = self.within(longest_s(gap_s, late_s), shape_of(decodes), first.num_computed, costs), 1
+            budget, least = self.within(gap_s, shape_of(decodes), first.num_computed, costs), 1
         else:
             start = first.num_computed if ordinary and not decodes and not preferred else 0
             full = ChunkSpan(start, start + math.ceil(self.max_step_tokens * (1.0 if ordinary else 1 - LIGHT_SHARE)))
@@ -155,11 +145,11 @@ class Scheduler:
         num_rows = sum(chunk.span.end - chunk.span.start for chunk in decodes)
         return StepBudget(self.token_cost, self.max_step_tokens - num_rows, max(left, LEAST_SHARE * cost))
 
-    def within(self, step_s: float, beside: StepShape, depth: int, costs: StepCosts) -> StepBudget:
-        """Budget of prompts, in seconds, beside these decodes in a step of `step_s`: at least a block at `depth`."""
+    def within(self, gap_s: float, beside: StepShape, depth: int, costs: StepCosts) -> StepBudget:
+        """Budget of prompts, in seconds, beside decodes in a step that keeps a gap: at least a block at `depth`."""
         token_cost = TokenCost.in_seconds(costs)
         drafts_s = costs.token_s * beside.prefill_tokens + costs.depth_s * beside.prefill_depths
-        left_s = step_s - costs.decode_part_s(beside) - costs.chunk_s - drafts_s
+        left_s = costs.longest_s(gap_s) - costs.decode_part_s(beside) - costs.chunk_s - drafts_s
         block_s = token_cost.of(ChunkSpan(depth, depth + self.block_size))
         num_rows = beside.num_decoding + beside.prefill_tokens
         return StepBudget(token_cost, self.max_step_tokens - num_rows, max(left_s, block_s))
@@ -191,11 +181,6 @@ def _newest(sequence: Sequence) -> ChunkSpan:
 
 def _left(sequence: Sequence) -> int:
     return sequence.prefill_length - sequence.num_computed
-
-
-def longest_s(gap_s: float, late_s: float) -> float:
-    """Returns the seconds that a step may be planned for: it keeps a gap although steps come late by `late_s`."""
-    return KEPT_SHARE * gap_s - min(late_s, MOST_LATE_SHARE * gap_s)
 
 
 def smallest_gap_s(decoding: Iterable[Sequence]) -> float | None:

@@ -17,6 +17,10 @@ from headrace.wire.node_messages import Role
 NO_HIT = PrefixHit(0, 0, 0)
 SHORT_ANSWER_TOKENS = 40
 """Shorter answers count as so long where stalls are weighed: for those of three tokens no chat leaves its cache."""
+MIN_GAP_TOKENS = 16
+"""Tokens of prompts that a step computes at the least, however short the gap: prompts do not starve beside decodes."""
+MIN_TOKEN_S = 1e-9
+"""Seconds of a prompt's token where its cost was measured as 0."""
 
 
 class Load(NamedTuple):
@@ -37,6 +41,7 @@ class Load(NamedTuple):
     empty_tokens      tokens for which blocks were free at the last heartbeat, so that nothing need be evicted
     shortness         sum of 1 / expected tokens, at least SHORT_ANSWER_TOKENS, of this router's answers that generate
                       or come: a second in which the node does something else adds as many to their times per token
+    usual_waiting     prompts with waiting tokens, on average over the last seconds
     """
 
     num_decoding: int = 0
@@ -51,6 +56,7 @@ class Load(NamedTuple):
     free_slots: int = 0
     empty_tokens: int = 0
     shortness: float = 0.0
+    usual_waiting: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

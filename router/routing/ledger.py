@@ -80,7 +80,12 @@ class Ledger:
         self._sent[number] = _Sent(plan.prefill, plan.decode, num_tokens)
         is_alone, prompt, answer = plan.decode == plan.prefill, Prompt(start, num_tokens), None
         if plan.decode is not None:
-            answer = Answer(num_tokens, is_alone, expected_tokens=request.answer_tokens)
+            answer = Answer(
+                num_tokens,
+                is_alone,
+                expected_tokens=request.answer_tokens,
+                token_gap_s=request.objectives.token_gap_s,
+            )
         if (book := self._books.get(plan.prefill)) is not None:
             book.add(number, prompt, answer if is_alone else None)
         if answer is not None and not is_alone and (book := self._book(plan.decode)) is not None:

@@ -14,14 +14,16 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import NamedTuple
 
-from headrace.step_costs import StepCosts, StepShape
+from headrace.step_costs import StepShape
 from headrace.wire.node_messages import NodeStatus
-from router.routing.candidates import SHORT_ANSWER_TOKENS, Load
+from router.routing.candidates import MIN_GAP_TOKENS, MIN_TOKEN_S, SHORT_ANSWER_TOKENS, Load
 
 LEAST_LEFT = 0.1
 """Share of a prompt that counts as left until its end is reported, however long it has been computed."""
 REFRESH_S = 0.01
 """How long a load counts while nothing happens but progress."""
+USUAL_S = 10.0
+"""Memory of the mean of what waits at a node: a heartbeat of so long ago weighs 1/e of the newest."""
 
 
 @dataclass(slots=True)
@@ -43,6 +45,7 @@ class Answer:
     is_alone          the same node computes the prompt
     is_admitted       the node has reserved blocks and a slot for it
     expected_tokens   of the answer alone
+    token_gap_s       asked for between its tokens; None: any
     """
 
     num_tokens: int
@@ -50,6 +53,7 @@ class Answer:
     is_admitted: bool = False
     is_generating: bool = False
     expected_tokens: int = SHORT_ANSWER_TOKENS
+    token_gap_s: float | None = None
 
 
 class _Share(NamedTuple):
@@ -82,6 +86,7 @@ class NodeBook:
         self._others = Load()
         self._others_at_s = 0.0
         self._tokens_per_s = 0.0
+        self._usual_waiting = 0.0
         self._in_turn: _InTurn | None = None  # the prompts as the node serves them
         self._progress_since_s: float | None = None  # since the node last finished a prompt, or began with the first
         self._load: Load | None = None
@@ -91,6 +96,7 @@ class NodeBook:
         """Takes over the node's own figures."""
         own, left = self._own, self._prompts_left(now_s)
         blocks, slots = status.blocks, status.slots
+        forgotten = 1 - math.exp((self._others_at_s - now_s) / USUAL_S)
         self._others_at_s = now_s
         self._others = Load(
             num_decoding=_beyond(status.num_decoding, own.num_decoding + own.num_receiving),
@@ -103,7 +109,11 @@ class NodeBook:
             free_slots=slots.free + slots.cached + own.held_slots,
             empty_tokens=blocks.free * block_size,
         )
-        self._tokens_per_s = _tokens_per_s(status.costs, status.num_decoding, status.context_tokens, chunk_tokens)
+        num_waiting = self._others.num_waiting + len(self.prompts)
+        self._usual_waiting += forgotten * (num_waiting - self._usual_waiting)
+        gaps_s = (each.token_gap_s for each in self.answers.values() if each.is_generating)
+        gap_s = min((gap_s for gap_s in gaps_s if gap_s is not None), default=None)
+        self._tokens_per_s = _tokens_per_s(status, chunk_tokens, gap_s)
         self._load = None
 
     def load(self, now_s: float) -> Load:
@@ -132,6 +142,7 @@ class NodeBook:
                 others.free_slots - own.wanted_slots,
                 others.empty_tokens,
                 own.shortness,
+                self._usual_waiting,
             )
         return self._load
 
@@ -292,7 +303,13 @@ def _number_of(lengths: Sequence[int]) -> float:
     return sum(max(1.0, tokens / (1.5 * (1 << power))) for power, tokens in enumerate(lengths) if tokens)
 
 
-def _tokens_per_s(costs: StepCosts, num_decoding: int, context_tokens: int, chunk_tokens: int) -> float:
-    """Tokens of prompts that the node computes in a second, in steps that are full of them."""
-    step_s = costs.seconds(StepShape(num_decoding, context_tokens, chunk_tokens))
-    return chunk_tokens / step_s if step_s > 0 else 0.0
+def _tokens_per_s(status: NodeStatus, chunk_tokens: int, token_gap_s: float | None) -> float:
+    """Tokens of prompts that the node computes in a second, in steps as full of them as the gap allows."""
+    costs, beside = status.costs, StepShape(status.num_decoding, status.context_tokens)
+    depth = status.waiting_depths / max(status.waiting_tokens, 1)
+    token_s = max(costs.token_s + costs.depth_s * depth, MIN_TOKEN_S)
+    fixed_s = costs.decode_part_s(beside) + costs.chunk_s
+    prompts_s = token_s * chunk_tokens
+    if token_gap_s is not None and status.num_decoding:
+        prompts_s = min(prompts_s, max(costs.longest_s(token_gap_s) - fixed_s, token_s * MIN_GAP_TOKENS))
+    return prompts_s / token_s / (fixed_s + prompts_s)

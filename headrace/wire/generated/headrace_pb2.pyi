@@ -1490,6 +1490,7 @@ class StepCosts(_message.Message):
     CHUNK_S_FIELD_NUMBER: _builtins.int
     TOKEN_S_FIELD_NUMBER: _builtins.int
     DEPTH_S_FIELD_NUMBER: _builtins.int
+    LATE_S_FIELD_NUMBER: _builtins.int
     step_s: _builtins.float
     """of a step that decodes"""
     decode_s: _builtins.float
@@ -1502,6 +1503,8 @@ class StepCosts(_message.Message):
     """for each token of a prompt"""
     depth_s: _builtins.float
     """for each token of a prompt and each position before it"""
+    late_s: _builtins.float
+    """by which nearly all steps with prompts beside answers come late at the most"""
     def __init__(
         self,
         *,
@@ -1511,10 +1514,11 @@ class StepCosts(_message.Message):
         chunk_s: _builtins.float = ...,
         token_s: _builtins.float = ...,
         depth_s: _builtins.float = ...,
+        late_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_s", b"chunk_s", "context_s", b"context_s", "decode_s", b"decode_s", "depth_s", b"depth_s", "step_s", b"step_s", "token_s", b"token_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_s", b"chunk_s", "context_s", b"context_s", "decode_s", b"decode_s", "depth_s", b"depth_s", "late_s", b"late_s", "step_s", b"step_s", "token_s", b"token_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -36,7 +36,8 @@ a second of theirs counts so much."""
 WITHIN_GAP_WEIGHT = 0.5
 """A second of an answer's delay counts so much where a token gap is asked for: within it nobody minds much."""
 MEANT_FOR_PROMPTS = 2.0
-"""Prompts that are taken to wait, at the least, at a node whose role is to compute them: they will come."""
+"""Prompts that are taken to wait, at the least, at a node whose role is to compute them: they will come. As many as
+usually wait there, if that is more: an answer stays for longer than a moment in which few do."""
 STORED_WEIGHT = 8.0
 """A token that a node stores anew takes the place of one that others would have found, and a chat that has left its
 cache leaves it for good: so many times the work of a token, measured on traces (docs/routing.md)."""
@@ -169,7 +170,8 @@ def answer_part(request: RoutedRequest, met: Meeting) -> AnswerPart:
         work_s = waiting.work_s if waiting.work_s > met.work_s else met.work_s
         lost, num_prompts = lost_share(node, after, after.decode_s, gap_s, each_s, work_s), waiting.number
         if is_meant_for_prompts:
-            num_prompts = num_prompts if num_prompts > MEANT_FOR_PROMPTS else MEANT_FOR_PROMPTS
+            num_prompts = max(num_prompts, load.usual_waiting, MEANT_FOR_PROMPTS)
+            work_s = max(work_s, num_prompts * met.work_s)
         elif batch:  # one answer more costs prompts little where many are generated anyway: they share what all cost
             lost = max(lost_share(node, after, slowed_s, gap_s, each_s, work_s), lost / (batch + 1))
         others_s += num_prompts * lost * rest_s

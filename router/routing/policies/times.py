@@ -11,13 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from headrace.step_costs import StepCosts
-from router.routing.candidates import Candidate, Load
-
-MIN_GAP_TOKENS = 16
-"""Tokens of prompts that a step computes at the least, however short the gap: prompts do not starve beside decodes."""
-
-MIN_TOKEN_S = 1e-9
-"""Seconds of a prompt's token where its cost was measured as 0."""
+from router.routing.candidates import MIN_GAP_TOKENS, MIN_TOKEN_S, Candidate, Load
 
 MANY = 1 << 30
 """Answers of a node whose steps, by its measurement, take no longer for more of them."""
@@ -62,8 +56,8 @@ def pace(
     if token_gap_s is None:
         return NodePace(decode_s, step_work_s, overhead_s, True)
     least_s = token_work_s * MIN_GAP_TOKENS
-    left_s = token_gap_s - overhead_s
-    return NodePace(decode_s, min(step_work_s, max(least_s, left_s)), overhead_s, left_s >= least_s)
+    planned_s = max(least_s, costs.longest_s(token_gap_s) - overhead_s)
+    return NodePace(decode_s, min(step_work_s, planned_s), overhead_s, token_gap_s - overhead_s >= least_s)
 
 
 def lost_share(
@@ -77,7 +71,7 @@ def lost_share(
         return more_s / step_s
     before_s, most_s = after.overhead_s - more_s, token_work_s * node.chunk_tokens
     if more_s < after.decode_s:
-        most_s = min(most_s, max(token_work_s * MIN_GAP_TOKENS, token_gap_s - before_s))
+        most_s = min(most_s, max(token_work_s * MIN_GAP_TOKENS, node.costs.longest_s(token_gap_s) - before_s))
     before_in_step_s = min(work_s, most_s)
     return 1.0 - in_step_s / step_s * (before_in_step_s + before_s) / before_in_step_s
 

@@ -134,16 +134,16 @@ def test_nearly_all_steps_with_prompts_are_late_by_so_much_at_most() -> None:
     for number, shape in enumerate(steps(dice, 12_000, "m")):
         seconds = DEFAULT.seconds(shape) * dice.lognormvariate(0, 0.08)
         if number >= 4_000:
-            late += seconds > fit.costs.seconds(shape) + fit.late_s
+            late += seconds > fit.costs.seconds(shape) + fit.costs.late_s
         fit.observe(shape, seconds)
     assert 0.04 < late / 8_000 < 0.06
     for shape in steps(dice, 3_000, "m"):
         fit.observe(shape, DEFAULT.seconds(shape))
-    assert fit.late_s < 0.03 * DEFAULT.seconds(shape)
+    assert fit.costs.late_s < 0.03 * DEFAULT.seconds(shape)
 
 
 def test_late_steps_of_drafts_alone_say_nothing_of_those_with_prompts() -> None:
     fit, shape = CostFit(), StepShape(16, 30_000) + StepShape.prefill(2_000, 2_003)
     for _ in range(100):
         fit.observe(shape, 2 * DEFAULT.seconds(shape), has_prompts=False)
-    assert fit.late_s == 0.0
+    assert fit.costs.late_s == 0.0

@@ -41,6 +41,19 @@ def test_a_cached_prefix_changes_no_token(policy, tiny_checkpoint) -> None:
         assert generate(built, request(prompt)).tokens == greedy(path, prompt, 16)
 
 
+def test_admissions_beside_a_step_leave_time_for_the_next_and_none_is_lost(tiny_checkpoint) -> None:
+    path = tiny_checkpoint("granite")
+    built = small_engine(path)
+    prompts = [random_prompt(20, seed) for seed in range(4)]
+    runs = [submit(built, request(prompt)) for prompt in prompts]
+    for number in range(1, 5):
+        built.engine.admit(within_s=0.0)
+        assert built.engine.num_running == number
+        assert built.engine.has_work
+    run_all(built)
+    assert [run.tokens for run in runs] == [greedy(path, prompt, 16) for prompt in prompts]
+
+
 def test_the_same_prompt_again_computes_its_last_block_only(tiny_checkpoint) -> None:
     built = small_engine(tiny_checkpoint("qwen35"))
     prompt = random_prompt(64)

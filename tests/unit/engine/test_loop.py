@@ -1,6 +1,7 @@
 """The engine's thread as its callers see it."""
 
 import asyncio
+import math
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,12 +19,13 @@ class SteppedEngine:
     """Always has work; each step waits until the test lets it go."""
 
     has_work = True
+    host_share_s = math.inf
 
     def __init__(self) -> None:
         self.begun = threading.Semaphore(0)
         self.may_end = threading.Semaphore(0)
 
-    def admit(self) -> None:
+    def admit(self, within_s: float) -> None:
         pass
 
     def step(self) -> bool:
@@ -49,10 +51,33 @@ async def test_a_call_that_comes_after_the_last_commands_were_run_fails_instead_
             await late
 
 
+async def test_commands_beside_a_step_leave_time_for_the_next_and_none_is_lost() -> None:
+    engine: Any = SteppedEngine()
+    engine.host_share_s = 1.0
+    now_s, ran = [0.0], []
+    loop = EngineLoop(engine, lambda: now_s[0], lambda error: None)
+
+    def command(number: int, seconds: float) -> None:
+        now_s[0] += seconds
+        ran.append(number)
+
+    for number, seconds in enumerate((0.5, 0.4, 0.3, 2.0, 0.1)):
+        loop.post(lambda number=number, seconds=seconds: command(number, seconds))
+    loop.start()
+    for expected in ([0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4]):
+        await asyncio.to_thread(engine.begun.acquire, timeout=TIMEOUT_S)
+        assert ran == expected
+        engine.may_end.release()
+    stopping = asyncio.create_task(loop.stop(TIMEOUT_S))
+    engine.may_end.release(2)
+    await stopping
+
+
 class IdleEngine:
     """Has nothing to do, and pools that are sound until `corrupt`."""
 
     has_work = False
+    host_share_s = math.inf
     suspects = frozenset()
     sequences = ()
 
@@ -65,7 +90,7 @@ class IdleEngine:
         self.checked = threading.Event()
         self.corrupt = False
 
-    def admit(self) -> None:
+    def admit(self, within_s: float) -> None:
         pass
 
     def step(self) -> bool:

@@ -8,10 +8,10 @@ from headrace.cache.checkpoints import ChunkSpan
 from headrace.cache.hashing import PrefixHasher
 from headrace.cache.publishing import ScheduledChunk
 from headrace.engine.load import shape_of
-from headrace.engine.scheduler import KEPT_SHARE, MOST_LATE_SHARE, LatestArrival, Scheduler, after_turn
+from headrace.engine.scheduler import LatestArrival, Scheduler, after_turn
 from headrace.engine.sequence import Job, Sequence
 from headrace.engine.step_budget import TokenCost
-from headrace.step_costs import StepCosts
+from headrace.step_costs import KEPT_SHARE, MOST_LATE_SHARE, StepCosts
 from tests.support.engine.driving import request, resume_locally
 
 FLAT = TokenCost.in_tokens(math.inf)
@@ -265,7 +265,7 @@ def test_a_gap_leaves_room_for_as_much_of_a_prompt_as_it_can() -> None:
     decodes = [with_gap(sequence(4, num_computed=1000), gap) for gap in (None, 12e-3, 8e-3)]
     for late_s, left_s in ((0.0, 0.0), (1e-3, 1e-3), (1.0, MOST_LATE_SHARE * 8e-3)):
         kept_s = KEPT_SHARE * 8e-3 - left_s
-        chunks = scheduler.schedule([*decodes, sequence(8000)], COSTS, late_s)
+        chunks = scheduler.schedule([*decodes, sequence(8000)], replace(COSTS, late_s=late_s))
         assert 0.93 * kept_s < predicted_s(chunks) <= kept_s
     loose = [with_gap(decode, 1.0) for decode in decodes]
     assert scheduler.schedule([*loose, sequence(8000)], COSTS)[-1].span.end == 1008, "memory still bounds it"

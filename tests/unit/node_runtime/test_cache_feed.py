@@ -1,6 +1,7 @@
 """A node's cache updates over gRPC: an engine loop around a cache without tensors, a real server and client."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from types import SimpleNamespace
@@ -27,11 +28,12 @@ class IdleEngine:
     """Never has a step to run; commands are run in its thread."""
 
     has_work = False
+    host_share_s = math.inf
 
     def next_deadline_s(self) -> None:
         return None
 
-    def admit(self) -> None:
+    def admit(self, within_s: float) -> None:
         pass
 
     def step(self) -> bool:

@@ -11,7 +11,7 @@ from headrace.step_costs import StepCosts, StepShape
 from headrace.wire.node_messages import NodeStatus, Role
 from router.routing.candidates import Load
 from router.routing.ledger import Ledger
-from router.routing.plan import Plan, RoutedRequest
+from router.routing.plan import NO_OBJECTIVES, Objectives, Plan, RoutedRequest
 from tests.support.router.candidates import candidate, linked
 from tests.support.router.fake_nodes import node_info, node_status
 
@@ -36,9 +36,16 @@ def beat(ledger: Ledger, name: str = "p0", role: Role = Role.PREFILL, now_s: flo
     ledger.heartbeat(node_info(name, role, max_step_tokens=100), reported, now_s)
 
 
-def send(ledger: Ledger, plan: Plan, number: int = 1, num_tokens: int = 1000, **hits: PrefixHit) -> None:
+def send(
+    ledger: Ledger,
+    plan: Plan,
+    number: int = 1,
+    num_tokens: int = 1000,
+    objectives: Objectives = NO_OBJECTIVES,
+    **hits: PrefixHit,
+) -> None:
     nodes = [node._replace(hit=hits.get(node.name, node.hit)) for node in NODES]
-    ledger.sent(RoutedRequest(number, num_tokens, 10), plan, nodes, KEYS)
+    ledger.sent(RoutedRequest(number, num_tokens, 10, objectives=objectives), plan, nodes, KEYS)
 
 
 IDLE = Load(free_tokens=FREE_TOKENS, free_slots=FREE_SLOTS, empty_tokens=FREE_TOKENS)
@@ -112,6 +119,41 @@ def test_a_running_prompt_shrinks_as_fast_as_its_node_computes_and_never_vanishe
     assert ledger.load("p0", 5.625).waiting_tokens == 575, "the shorter one goes first: 180 of it, 445 of the other"
     ledger.prompt_computed(2, 5.625)
     assert ledger.load("p0", 5.75).waiting_tokens == 875, "anew since the last end"
+
+
+def test_a_prompt_shrinks_no_faster_than_a_gap_between_tokens_lets_its_node_compute() -> None:
+    ledger = Ledger()
+    busy: dict[str, Any] = {
+        "num_decoding": 1,
+        "costs": StepCosts(0.05, 0.0, 0.0, chunk_s=0.0, token_s=0.001, depth_s=0.0, late_s=0.02),
+    }
+    beat(ledger, "d0", Role.DECODE, **busy)
+    send(ledger, ALONE, number=1, objectives=Objectives(token_gap_s=0.1))
+    ledger.prompt_computed(1, 0.0)
+    beat(ledger, "d0", Role.DECODE, **busy)
+    send(ledger, ALONE, number=2)
+    ledger.started(2, 0.0)
+    # A step of 75 ms, 95 % of the gap less the 20 ms by which steps are late, has 25 ms for prompts.
+    assert ledger.load("d0", 0.75).waiting_tokens == pytest.approx(750, abs=1)
+    ledger.ended(1, 0.0)
+    beat(ledger, "d0", Role.DECODE, **busy)
+    assert ledger.load("d0", 0.75).waiting_tokens == pytest.approx(500, abs=1), (
+        "full chunks of 100 tokens, in steps of 150 ms"
+    )
+
+
+def test_prompts_that_usually_wait_are_a_mean_over_the_last_seconds() -> None:
+    ledger = started_ledger()
+    for number in range(6):
+        send(ledger, HAND_OVER, number=number)
+    assert ledger.load("p0", 0.0).usual_waiting == 0.0
+    for second in range(1, 101):
+        beat(ledger, now_s=float(second))
+    assert ledger.load("p0", 100.0).usual_waiting == pytest.approx(6.0, abs=0.01)
+    for number in range(6):
+        ledger.prompt_computed(number, 100.0)
+    beat(ledger, now_s=101.0)
+    assert 5.0 < ledger.load("p0", 101.0).usual_waiting < 6.0
 
 
 def test_heartbeats_add_what_others_have_sent_and_count_nothing_twice() -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.step_costs import StepCosts
+from headrace.step_costs import KEPT_SHARE, StepCosts
 from headrace.wire.node_messages import Role
 from router.routing.candidates import Candidate, Load
 from router.routing.policies.times import first_token_s, line, pace, place_wait_s, prompt_wait_s, room_within_gap
@@ -23,13 +23,23 @@ def node(*waiting: int, **load: int) -> Candidate:
 
 
 @pytest.mark.parametrize(
-    ("gap_s", "step_work_s", "keeps_gap"), [(None, 100.0, True), (52.0, 40.0, True), (20.0, 16.0, False)]
+    ("gap_s", "late_s", "step_work_s", "keeps_gap"),
+    [
+        (None, 5.0, 100.0, True),
+        (60.0, 0.0, 45.0, True),
+        (60.0, 5.0, 40.0, True),
+        (60.0, 90.0, 33.0, True),  # at most a fifth of the gap is left for late steps
+        (20.0, 0.0, 16.0, False),
+    ],
 )
-def test_a_step_holds_as_much_of_a_prompt_as_the_gap_leaves(gap_s: float | None, step_work_s: float, keeps_gap: bool):
-    steps = pace(node(), 1, 50, gap_s, 1.0)
+def test_a_step_holds_as_much_of_a_prompt_as_the_gap_leaves(
+    gap_s: float | None, late_s: float, step_work_s: float, keeps_gap: bool
+):
+    late = node()._replace(costs=replace(COSTS, late_s=late_s))
+    steps = pace(late, 1, 50, gap_s, 1.0)
     assert (steps.decode_s, steps.overhead_s) == (10.0, 12.0)
-    assert (steps.step_work_s, steps.keeps_gap) == (step_work_s, keeps_gap)
-    assert pace(node(), 0, 0, gap_s, 1.0).step_work_s == 100.0
+    assert (steps.step_work_s, steps.keeps_gap) == (pytest.approx(step_work_s), keeps_gap)
+    assert pace(late, 0, 0, gap_s, 1.0).step_work_s == 100.0
 
 
 @pytest.mark.parametrize(("gap_s", "room"), [(5.0, 1), (9.9, 1), (11.0, 2), (25.0, 16)])
@@ -69,7 +79,7 @@ def test_a_long_prompt_delays_a_short_one_by_its_step_and_half_of_the_next():
 
 def test_decodes_stretch_a_prompt():
     busy = node(num_decoding=1)
-    steps = pace(busy, 1, 0, 52.0, 1.0)
+    steps = pace(busy, 1, 0, 52.0 / KEPT_SHARE, 1.0)
     assert first_token_s(steps, line(busy.load, COSTS, 80), 80.0) == 10.0 / 2 + 80.0 + 2 * 12.0
 
 
