@@ -62,16 +62,22 @@ class FetchFailed(Exception):
 class Fetches:
     """All fetches of one node: its channels to other nodes, the measured costs, and the counters.
 
-    connect   opens a channel to a fetch source
+    connect            opens a channel to a fetch source
+    link_bytes_per_s   speed of the link to a node; None: not known
     """
 
     def __init__(
-        self, runtime: NodeRuntime, config: FetchConfig, connect: Callable[[FetchSource], FetchClient]
+        self,
+        runtime: NodeRuntime,
+        config: FetchConfig,
+        connect: Callable[[FetchSource], FetchClient],
+        link_bytes_per_s: Callable[[str], float | None],
     ) -> None:
         self.costs = MeasuredFetches()
         self._runtime = runtime
         self._receiver = TransferReceiver(runtime.transport, runtime.incoming)
         self._config = config
+        self._link_bytes_per_s = link_bytes_per_s
         self._clock = asyncio.get_running_loop().time
         self._channels = FetchChannels(connect, self._clock, runtime.spawn, config.timeout_s)
         self._num_declined = 0
@@ -89,6 +95,8 @@ class Fetches:
 
     def policy(self, request: Request, fetch_source: FetchSource | None) -> FetchPolicy:
         """Returns the policy of one request, with the costs measured so far."""
+        if fetch_source is not None and (link_bytes_per_s := self._link_bytes_per_s(fetch_source.node)) is not None:
+            self.costs.link_measured(link_bytes_per_s)
         return FetchPolicy(
             config=self._config,
             costs=self.costs.now,

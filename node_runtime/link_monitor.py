@@ -84,6 +84,10 @@ class LinkMonitor:
                 link.sent(totals)
         return tuple(link.status for _, link in sorted(self._links.items(), key=lambda each: each[0].name))
 
+    def bytes_per_s(self, name: str) -> float | None:
+        """The speed of the link to a peer; None: not known, or the link is broken."""
+        return next((link.status.bytes_per_s for peer, link in self._links.items() if peer.name == name), None)
+
     async def close(self) -> None:
         """Stops measuring. A probe in flight ends with the transport."""
         self._task.cancel()

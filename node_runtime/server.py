@@ -117,7 +117,9 @@ class NodeServer:
             self.runtime = NodeRuntime(
                 self.config, built, self._engine, transport, outgoing, incoming, identity, tracing=self._tracing
             )
-            self._fetches = Fetches(self.runtime, self.config.fetch_from_others, self._connect)
+            self._fetches = Fetches(
+                self.runtime, self.config.fetch_from_others, self._connect, self._link_monitor.bytes_per_s
+            )
             self._fetch_server = FetchServer(self.runtime)
             await self.runtime.packing.warm_up(outgoing, clock() + WARM_UP_TIMEOUT_S)
             self._engine.post(lambda: use_device(self.config.engine.device))

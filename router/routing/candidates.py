@@ -41,7 +41,7 @@ class Load(NamedTuple):
     empty_tokens      tokens for which blocks were free at the last heartbeat, so that nothing need be evicted
     shortness         sum of 1 / expected tokens, at least SHORT_ANSWER_TOKENS, of this router's answers that generate
                       or come: a second in which the node does something else adds as many to their times per token
-    usual_waiting     prompts with waiting tokens, on average over the last seconds
+    prompt_share      share of the last seconds in which prompts waited: at most 1
     """
 
     num_decoding: int = 0
@@ -56,7 +56,7 @@ class Load(NamedTuple):
     free_slots: int = 0
     empty_tokens: int = 0
     shortness: float = 0.0
-    usual_waiting: float = 0.0
+    prompt_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

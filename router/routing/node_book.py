@@ -22,8 +22,8 @@ LEAST_LEFT = 0.1
 """Share of a prompt that counts as left until its end is reported, however long it has been computed."""
 REFRESH_S = 0.01
 """How long a load counts while nothing happens but progress."""
-USUAL_S = 10.0
-"""Memory of the mean of what waits at a node: a heartbeat of so long ago weighs 1/e of the newest."""
+BUSY_S = 10.0
+"""Memory of how busy a node is with prompts: a heartbeat of so long ago weighs 1/e of the newest."""
 
 
 @dataclass(slots=True)
@@ -86,7 +86,7 @@ class NodeBook:
         self._others = Load()
         self._others_at_s = 0.0
         self._tokens_per_s = 0.0
-        self._usual_waiting = 0.0
+        self._prompt_share = 0.0
         self._in_turn: _InTurn | None = None  # the prompts as the node serves them
         self._progress_since_s: float | None = None  # since the node last finished a prompt, or began with the first
         self._load: Load | None = None
@@ -96,7 +96,7 @@ class NodeBook:
         """Takes over the node's own figures."""
         own, left = self._own, self._prompts_left(now_s)
         blocks, slots = status.blocks, status.slots
-        forgotten = 1 - math.exp((self._others_at_s - now_s) / USUAL_S)
+        forgotten = 1 - math.exp((self._others_at_s - now_s) / BUSY_S)
         self._others_at_s = now_s
         self._others = Load(
             num_decoding=_beyond(status.num_decoding, own.num_decoding + own.num_receiving),
@@ -109,8 +109,7 @@ class NodeBook:
             free_slots=slots.free + slots.cached + own.held_slots,
             empty_tokens=blocks.free * block_size,
         )
-        num_waiting = self._others.num_waiting + len(self.prompts)
-        self._usual_waiting += forgotten * (num_waiting - self._usual_waiting)
+        self._prompt_share += forgotten * ((status.waiting_tokens > 0) - self._prompt_share)
         gaps_s = (each.token_gap_s for each in self.answers.values() if each.is_generating)
         gap_s = min((gap_s for gap_s in gaps_s if gap_s is not None), default=None)
         self._tokens_per_s = _tokens_per_s(status, chunk_tokens, gap_s)
@@ -142,7 +141,7 @@ class NodeBook:
                 others.free_slots - own.wanted_slots,
                 others.empty_tokens,
                 own.shortness,
-                self._usual_waiting,
+                self._prompt_share,
             )
         return self._load
 

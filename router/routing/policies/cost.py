@@ -36,8 +36,8 @@ a second of theirs counts so much."""
 WITHIN_GAP_WEIGHT = 0.5
 """A second of an answer's delay counts so much where a token gap is asked for: within it nobody minds much."""
 MEANT_FOR_PROMPTS = 2.0
-"""Prompts that are taken to wait, at the least, at a node whose role is to compute them: they will come. As many as
-usually wait there, if that is more: an answer stays for longer than a moment in which few do."""
+"""Prompts that are taken to wait, at the least, at a node whose role is to compute them: they will come. And for as
+large a share of an answer's time as they did lately: it stays for longer than a moment in which few wait."""
 STORED_WEIGHT = 8.0
 """A token that a node stores anew takes the place of one that others would have found, and a chat that has left its
 cache leaves it for good: so many times the work of a token, measured on traces (docs/routing.md)."""
@@ -165,12 +165,14 @@ def answer_part(request: RoutedRequest, met: Meeting) -> AnswerPart:
     if load.waiting_tokens or is_meant_for_prompts:
         # Prompts that wait here are computed between the answer's steps.
         stalled_s, most_s = after.seconds(waiting.work_s), number * (after.step_work_s + costs.chunk_s)
+        if is_meant_for_prompts:
+            stalled_s = max(stalled_s, load.prompt_share * most_s)
         stalled_s = stalled_s if stalled_s < most_s else most_s
         rest_s += stalled_s
         work_s = waiting.work_s if waiting.work_s > met.work_s else met.work_s
         lost, num_prompts = lost_share(node, after, after.decode_s, gap_s, each_s, work_s), waiting.number
         if is_meant_for_prompts:
-            num_prompts = max(num_prompts, load.usual_waiting, MEANT_FOR_PROMPTS)
+            num_prompts = num_prompts if num_prompts > MEANT_FOR_PROMPTS else MEANT_FOR_PROMPTS
             work_s = max(work_s, num_prompts * met.work_s)
         elif batch:  # one answer more costs prompts little where many are generated anyway: they share what all cost
             lost = max(lost_share(node, after, slowed_s, gap_s, each_s, work_s), lost / (batch + 1))

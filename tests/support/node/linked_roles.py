@@ -174,7 +174,7 @@ async def linked(
     decode_runtime = _runtime(decode_config, InProcessTransport(network, FETCH_SOURCE))
     decode_role = DecodeRole(decode_runtime, decode_config, without_sources(decode_runtime))
     fetch_source = LocalFetchSource(FetchServer(decode_runtime))
-    fetches = Fetches(prefill_runtime, fetch, lambda _: fetch_source)
+    fetches = Fetches(prefill_runtime, fetch, lambda _: fetch_source, lambda _: None)
     prefill_role = PrefillRole(prefill_runtime, fetches)
     try:
         yield Linked(prefill_role, prefill_runtime, decode_role, decode_runtime, fetch_source, fetches)
@@ -189,7 +189,7 @@ async def linked(
 def without_sources(runtime: NodeRuntime) -> Fetches:
     """The fetches of a node that no request names a source for."""
     nobody: Any = None
-    return Fetches(runtime, FetchConfig(), nobody)
+    return Fetches(runtime, FetchConfig(), nobody, lambda _: None)
 
 
 def _runtime(config: RuntimeConfig, transport: Transport) -> NodeRuntime:

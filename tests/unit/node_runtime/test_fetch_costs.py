@@ -44,6 +44,20 @@ def test_a_fetch_that_fails_at_once_says_nothing_of_what_fetches_take() -> None:
     assert costs.now.latency_s == slower > START.latency_s
 
 
+def test_the_link_says_what_fetches_take_until_one_has_shown_it() -> None:
+    costs = MeasuredFetches(START)
+    costs.link_measured(10e9)
+    assert costs.now == FetchCosts(bytes_per_s=pytest.approx(10e9), latency_s=START.latency_s)
+    costs.fetched(100_000_000, moving_s=0.1, seconds=0.11)
+    slower = costs.now.bytes_per_s
+    assert slower < 10e9
+    costs.link_measured(10e9)
+    assert costs.now.bytes_per_s == slower
+    for _ in range(200):
+        costs.declined()
+    assert costs.now.bytes_per_s == pytest.approx(10e9, rel=0.01), "it is tried again some day, at the link's speed"
+
+
 def test_declined_fetches_are_tried_again_some_day() -> None:
     costs = MeasuredFetches(START)
     costs.failed(5.0)

@@ -142,18 +142,17 @@ def test_a_prompt_shrinks_no_faster_than_a_gap_between_tokens_lets_its_node_comp
     )
 
 
-def test_prompts_that_usually_wait_are_a_mean_over_the_last_seconds() -> None:
+def test_the_share_of_the_last_seconds_in_which_prompts_waited() -> None:
     ledger = started_ledger()
-    for number in range(6):
-        send(ledger, HAND_OVER, number=number)
-    assert ledger.load("p0", 0.0).usual_waiting == 0.0
-    for second in range(1, 101):
-        beat(ledger, now_s=float(second))
-    assert ledger.load("p0", 100.0).usual_waiting == pytest.approx(6.0, abs=0.01)
-    for number in range(6):
-        ledger.prompt_computed(number, 100.0)
-    beat(ledger, now_s=101.0)
-    assert 5.0 < ledger.load("p0", 101.0).usual_waiting < 6.0
+    assert ledger.load("p0", 0.0).prompt_share == 0.0
+    for second in range(1, 61):
+        beat(ledger, now_s=float(second), waiting_tokens=500)
+    assert ledger.load("p0", 60.0).prompt_share == pytest.approx(1.0, abs=0.01)
+    beat(ledger, now_s=61.0)
+    assert 0.85 < ledger.load("p0", 61.0).prompt_share < 0.95, "one moment without says little"
+    for second in range(62, 122):
+        beat(ledger, now_s=float(second), waiting_tokens=500 * (second % 2))
+    assert ledger.load("p0", 121.0).prompt_share == pytest.approx(0.5, abs=0.05)
 
 
 def test_heartbeats_add_what_others_have_sent_and_count_nothing_twice() -> None:

@@ -129,11 +129,11 @@ def test_a_long_prompt_leaves_the_node_of_a_short_answer_alone() -> None:
     assert (long.prefill, short.prefill) == ("b", "a")
 
 
-def test_a_node_at_which_prompts_usually_wait_gets_no_answer_while_none_do() -> None:
+def test_a_node_that_is_busy_with_prompts_gets_no_answer_in_a_moment_without() -> None:
     gap = replace(REQUEST, num_tokens=2048, objectives=Objectives(token_gap_s=0.01))
     decode = node("d", **busy(24), **line(16000))
     assert where(choose(node("p", Role.PREFILL), decode, request=gap)) == ("p", "p")
-    assert where(choose(node("p", Role.PREFILL, usual_waiting=8.0), decode, request=gap)) == ("p", "d")
+    assert where(choose(node("p", Role.PREFILL, prompt_share=1.0), decode, request=gap)) == ("p", "d")
 
 
 def test_a_short_answer_is_generated_away_from_long_prompts() -> None:
