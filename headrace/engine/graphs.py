@@ -28,6 +28,9 @@ BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 # or one of padding, is 10 us of the device, and capturing a size 50 ms. Chunks that a step's time bounds have any
 # number of blocks: up to 1,024 rows 7 % of a pass are padding, and with nine sizes instead of fourteen it was 14 %.
 PREFILL_ROWS = (16, 32, 64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048)
+# Launching a mixture of experts takes it 50 to 105 ms: longer than its device needs for eight thousand rows. Steps that
+# nearly fill such a pass are replays, too; others would pay more for its padding than they save.
+WHOLE_STEP_ROWS, NEARLY_FULL = (4096, 8192), 7 / 8
 # A chunk of 384 to 1,024 rows in one pass with the decodes before it takes an H100 1 to 2.5 ms less than in one of its
 # own, which reads the weights again; a longer one nothing. Many rows of padding would cost as much.
 MIXED_DECODES, MOST_MIXED_ROWS = (16, 64), 1024
@@ -80,15 +83,22 @@ class CapturedPasses:
             self._graphs[size] = capture(partial(self._forward, forward, size))
 
     def fits(self, inputs: Sequence[SequenceInput]) -> bool:
-        return 0 < self.inputs.num_rows(inputs) <= self.sizes[-1] and self.inputs.fits(inputs)
+        num_rows = self.inputs.num_rows(inputs)
+        if not 0 < num_rows <= self.sizes[-1]:
+            return False
+        size = self._size_for(num_rows)
+        is_worth_it = size <= PREFILL_ROWS[-1] or num_rows >= NEARLY_FULL * size
+        return is_worth_it and self.inputs.fits(inputs)
 
     def run(self, inputs: Sequence[SequenceInput]) -> Tensor:
         """Logits [sum of num_logits, V], which the next `run` overwrites. Caches advance; nothing is waited for."""
-        num_rows = self.inputs.num_rows(inputs)
-        size = next(size for size in self.sizes if size >= num_rows)
+        size = self._size_for(self.inputs.num_rows(inputs))
         self.inputs.load(inputs, size)
         self._graphs[size].replay()
         return self._graphs[size].logits[: sum(entry.num_logits for entry in inputs)]
+
+    def _size_for(self, num_rows: int) -> int:
+        return next(size for size in self.sizes if size >= num_rows)
 
     def _forward(self, forward: Callable[[ForwardBatch], Tensor], size: int) -> Tensor:
         return forward(self.inputs.batch(size))

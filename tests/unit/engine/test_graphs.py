@@ -255,6 +255,16 @@ def test_captured_sizes_cover_the_largest_step() -> None:
     assert sizes_up_to(8192, BATCH_SIZES) == list(BATCH_SIZES)
 
 
+@pytest.mark.parametrize(
+    ("num_rows", "is_replayed"), [(2000, True), (2048, True), (2049, False), (3583, False), (3584, True), (4097, False)]
+)
+def test_long_passes_are_replayed_where_they_are_nearly_full(num_rows: int, *, is_replayed: bool) -> None:
+    memory = CacheMemory(LAYOUT, num_blocks=6, num_slots=9)
+    model = Model(torch.zeros(64, dtype=torch.int64))
+    passes = CapturedPasses(model.forward, PrefillInputs(memory, 4096, 8192), (2048, 4096), rerun)
+    assert passes.fits([SequenceInput([1] * num_rows, 0, range(6), None, 0)]) is is_replayed
+
+
 def test_the_collector_rests_during_a_capture_and_is_as_it_was_behind_it() -> None:
     with pytest.raises(RuntimeError, match="capture"), nothing_collected():
         assert not gc.isenabled()
