@@ -68,10 +68,11 @@ class CostFit:
         self._factors = [1.0] * _SECONDS  # of the prior's costs, beside the scale
         self.num_steps = 0
 
-    def observe(self, shape: StepShape, seconds: float, *, has_prompts: bool = True) -> None:
+    def observe(self, shape: StepShape, seconds: float, *, may_be_late: bool = True) -> None:
         """Records a step that took `seconds`; one without contents or time says nothing.
 
-        has_prompts   False: what the shape has of prompts are drafts, which count as they do
+        may_be_late   False: it says nothing of `late_s`. What the shape has of prompts are drafts, which count as they
+                      do; or the device waited for the host, and would have for a shorter step, too
         """
         step, decode, context, chunk, token, depth = self._prior
         parts: tuple[float, ...] = ()
@@ -83,7 +84,7 @@ class CostFit:
             return
         kind = self._mixed if len(parts) > 3 else self._decodes if shape.num_decoding else self._prefills
         predicted_s = self.costs.seconds(shape)
-        if kind is self._mixed and has_prompts:
+        if kind is self._mixed and may_be_late:
             late_s = self.costs.late_s
             late_s += LATE_STEP * predicted_s * (KEPT_GAPS - (seconds <= predicted_s + late_s))
             self.costs = replace(self.costs, late_s=max(0.0, late_s))

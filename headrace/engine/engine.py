@@ -228,7 +228,8 @@ class Engine(EngineRequests):
         turn_s = (
             None if self.drafting is None or any(chunk.sequence.is_prefilling for chunk in chunks) else self._turn_s
         )
-        return InFlight(chunks, step, launched, shape_of(chunks), began_s, behind, turn_s)
+        has_waited = behind is not None and behind.has_arrived
+        return InFlight(chunks, step, launched, shape_of(chunks), began_s, behind, turn_s, has_waited)
 
     def _give_up_confused(self, constrained: list[WantedMask]) -> None:
         """Gives up sequences whose grammars have no mask: they grew beyond their limits."""
@@ -391,7 +392,8 @@ class Engine(EngineRequests):
             self.drafting.count.took(whole_s, predicted_s, has_drafts=step.has_drafts)
         self._known_done_s = now_s
         if not step.inputs.scored:  # scoring costs far more than the step's shape says
-            self.cost_fit.observe(step.shape, seconds, has_prompts=not step.has_drafts or step.turn_s is None)
+            has_prompts = not step.has_drafts or step.turn_s is None
+            self.cost_fit.observe(step.shape, seconds, may_be_late=has_prompts and not step.has_waited)
 
     def _take_scores(self, chunk: ScheduledChunk[Sequence], scores: PromptScores) -> None:
         sequence = chunk.sequence

@@ -124,6 +124,11 @@ class Drawn:
             logprobs.update(zip(num_top_of, pending.rows(list(num_top_of.values())), strict=True))
         return [Token(token_id, logprobs.get(row)) for row, token_id in enumerate(self._ids.tolist())]
 
+    @property
+    def has_arrived(self) -> bool:
+        """True if the device is done with the step; False on a CPU, whose steps are over when they are launched."""
+        return self._arrived is not None and self._arrived.query()
+
     def seconds_after(self, before: Drawn) -> float | None:
         """Time on the device from the end of that step to the end of this one; None on a CPU. Both must be over."""
         if self._arrived is None or before._arrived is None:

@@ -41,10 +41,11 @@ class StepInputs:
 class InFlight:
     """A launched step whose tokens the host does not know yet.
 
-    shape     its contents, by which its time is judged
-    began_s   when it was launched
-    behind    the step that was still in flight then: this one begins when that ends
-    turn_s    when the engine began to make it, with its drafts; None: not noted, it computes prompts or nobody drafts
+    shape        its contents, by which its time is judged
+    began_s      when it was launched
+    behind       the step that was still in flight then: this one begins when that ends
+    turn_s       when the engine began to make it, with its drafts; None: not noted, it computes prompts, or none drafts
+    has_waited   that step had ended before this one was launched: the device waited for the host
     """
 
     chunks: list[ScheduledChunk[Sequence]]
@@ -53,7 +54,8 @@ class InFlight:
     shape: StepShape
     began_s: float
     behind: Drawn | None
-    turn_s: float | None = None
+    turn_s: float | None
+    has_waited: bool
 
     @property
     def has_drafts(self) -> bool:

@@ -145,5 +145,5 @@ def test_nearly_all_steps_with_prompts_are_late_by_so_much_at_most() -> None:
 def test_late_steps_of_drafts_alone_say_nothing_of_those_with_prompts() -> None:
     fit, shape = CostFit(), StepShape(16, 30_000) + StepShape.prefill(2_000, 2_003)
     for _ in range(100):
-        fit.observe(shape, 2 * DEFAULT.seconds(shape), has_prompts=False)
+        fit.observe(shape, 2 * DEFAULT.seconds(shape), may_be_late=False)
     assert fit.costs.late_s == 0.0

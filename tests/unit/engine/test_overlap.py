@@ -75,6 +75,17 @@ def test_a_chat_resumes_from_what_was_decoded_before(tiny_checkpoint) -> None:
     assert chats[0] == chats[1]
 
 
+@pytest.mark.parametrize("waited", [False, True])
+def test_a_step_for_which_the_device_waited_is_not_late_by_itself(waited: bool, tiny_checkpoint, monkeypatch) -> None:
+    monkeypatch.setattr("headrace.engine.sampler.Drawn.has_arrived", waited)
+    built = small_engine(tiny_checkpoint("granite"), overlap=True)
+    observed: list[bool] = []
+    monkeypatch.setattr(built.engine.cost_fit, "observe", lambda *_, may_be_late: observed.append(may_be_late))
+    generate(built, request(random_prompt(20)))
+    assert observed[0], "the first step is behind no other"
+    assert set(observed[1:]) == {not waited}
+
+
 def test_a_stop_token_ends_the_answer_and_nothing_follows(tiny_checkpoint) -> None:
     path = tiny_checkpoint("granite")
     free = generate(small_engine(path), request(random_prompt(20))).tokens
