@@ -33,8 +33,9 @@ REFIT_STEPS = 16
 """Steps from one solution to the next, once there are so many; at first each step counts at once."""
 
 KEPT_GAPS = 0.95
-"""Share of the steps with prompts in them that a wanted gap between tokens is to hold for. What the rest take is the
-host's: on an H200 their p99 came 2 to 6 ms late whatever was in them, and shorter steps only compute less."""
+"""Share of the steps with prompts in them that a wanted gap between tokens is to hold for, of those for which the
+device did not wait. What the rest take is the host's: on an H200 their p99 came 2 to 6 ms late whatever was in them,
+and shorter steps only compute less."""
 
 LATE_STEP = 0.02
 """Rise of `costs.late_s` with a step that is later still, as a share of its predicted time. It falls as KEPT_GAPS

@@ -57,5 +57,9 @@ class WaitedFor:
         self.device.now_s = max(self.device.now_s, self.done_s)
         return self.drawn.tokens()
 
+    @property
+    def has_arrived(self) -> bool:
+        return self.device.now_s >= self.done_s
+
     def seconds_after(self, before: WaitedFor) -> float:
         return self.done_s - before.done_s
