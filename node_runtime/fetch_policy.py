@@ -1,6 +1,6 @@
 """Decides whether a node fetches what another one holds of a prompt, or computes it. Pure.
 
-    seconds to compute = what the node's steps take for the prompt, less what they take from the fetched state on
+    seconds to compute = what the node's steps take for the saved tokens, at their depth
     seconds to fetch   = latency_s + bytes of (blocks beyond this node's own hit + one state) / bytes_per_s
 
 All figures are the node's own measurements (`CostFit`, `MeasuredFetches`).
@@ -68,8 +68,5 @@ class FetchPolicy:
     def _pays(self, fetch: FetchState, hit: PrefixHit) -> bool:
         num_blocks = (fetch.num_tokens - fetch.reusable_tokens(hit)) // self.layout.block_size
         num_bytes = num_blocks * self.layout.block_bytes + self.layout.state_bytes
-        alone_s, rest_s = (
-            self.step_costs.prefill_s(start, self.num_tokens, chunk_tokens=self.chunk_tokens)
-            for start in (hit.resumable_tokens, fetch.num_tokens)
-        )
-        return self.costs.fetch_s(num_bytes) <= self.config.max_time_ratio * (alone_s - rest_s)
+        compute_s = self.step_costs.prefill_s(hit.resumable_tokens, fetch.num_tokens, chunk_tokens=self.chunk_tokens)
+        return self.costs.fetch_s(num_bytes) <= self.config.max_time_ratio * compute_s

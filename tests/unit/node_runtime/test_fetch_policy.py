@@ -57,14 +57,6 @@ def test_deep_tokens_are_worth_more() -> None:
     assert chosen(policy(step_costs=replace(flat, depth_s=2e-6)), 240, 240) == FetchState(320)
 
 
-def test_a_chunk_that_is_computed_anyhow_is_not_saved() -> None:
-    """80 tokens of one chunk, with or without the 80 after them: 80 ms of tokens, and the same second of a chunk."""
-    dear, slow = StepCosts(chunk_s=1.0, token_s=1e-3, depth_s=0.0), replace(COSTS, latency_s=0.2)
-    assert isinstance(chosen(policy(step_costs=dear, costs=slow), 240, 240), ResumeLocally)
-    # From 0 on it is two chunks of 256 tokens: one of them is saved.
-    assert chosen(policy(step_costs=dear, costs=slow), 0, 0) == FetchState(320)
-
-
 def test_blocks_that_are_here_do_not_move() -> None:
     # 80 tokens to compute: 80 ms. All blocks are here: 50 ms and one state, although the link is slow.
     slow = FetchCosts(bytes_per_s=5e4, latency_s=0.05)
