@@ -25,14 +25,14 @@ LINE = {
 }
 SHORT = {"type": "array", "items": LINE, "minItems": 2, "maxItems": 2}
 NO_SPACE = {"x-guidance": {"whitespace_flexible": False}}
-LONG = {"type": "array", "items": LINE, "minItems": 20, "maxItems": 20} | NO_SPACE
+LONG = {"type": "array", "items": LINE, "minItems": 40, "maxItems": 40} | NO_SPACE  # outlasts two heartbeats
 
 
 def question(schema: object, seed: int, **more: Any) -> dict[str, Any]:
     """A chat whose answer has a form; seed 0 is greedy."""
     form = {"type": "json_schema", "json_schema": {"name": "waters", "schema": schema, "strict": True}}
     messages = [{"role": "user", "content": f"List the waters of valley {seed}."}]
-    settings = {"temperature": 1.2 if seed else 0, "seed": seed, "max_tokens": 1800}
+    settings = {"temperature": 1.2 if seed else 0, "seed": seed, "max_tokens": 3600}
     return {"messages": messages, "response_format": form, "headrace": {"report": True}} | settings | more
 
 
