@@ -1,4 +1,4 @@
-"""A running 1P1D cluster, and a router over scripted nodes, for clients of an environment of their own.
+"""A running 1P1D cluster, for clients of an environment of their own.
 
 Nothing of Headrace is imported here: `.venv` runs it, and `.venv-clients` the clients: `make clients`.
 """
@@ -82,11 +82,3 @@ def is_ready(url: str) -> bool:
             return True
     except OSError:
         return False
-
-
-@pytest.fixture(scope="session")
-def scripted_url() -> Iterator[str]:
-    """The URL of a router over fake nodes that play a model which calls tools."""
-    with process("tests.clients.scripted_router") as running:
-        assert running.stdout is not None
-        yield running.stdout.readline().strip()

@@ -1,20 +1,22 @@
-// A chat whose tool calls OpenAI's package for Node, which FOLDER has, runs by itself: node tools.mjs FOLDER URL MODEL QUESTION
+// A chat whose tool calls OpenAI's package for Node, which FOLDER has, runs by itself; the tool answers with REPORT:
+//   node tools.mjs FOLDER URL MODEL QUESTION REPORT
 import { createRequire } from "node:module";
 
-const [folder, baseURL, model, content] = process.argv.slice(2);
+const [folder, baseURL, model, content, report] = process.argv.slice(2);
 const OpenAI = createRequire(`${folder}/`)("openai");
 const client = new OpenAI({ baseURL, apiKey: "none", maxRetries: 0 });
 const asked = [];
 const weather = {
   name: "weather",
-  description: "The weather of a city.",
-  parameters: { type: "object", properties: { city: { type: "string" } }, required: ["city"] },
+  description: "The weather at a place.",
+  parameters: { type: "object", properties: { place: { type: "string" } }, required: ["place"] },
   parse: JSON.parse,
-  function: ({ city }) => (asked.push(city), `sun in ${city}`),
+  function: ({ place }) => (asked.push(place), report),
 };
 for (const stream of [false, true]) {
   const messages = [{ role: "user", content }];
-  const runner = client.chat.completions.runTools({ model, messages, stream, tools: [{ type: "function", function: weather }] });
+  const tools = [{ type: "function", function: weather }];
+  const runner = client.chat.completions.runTools({ model, messages, stream, tools, temperature: 0 });
   asked.push(await runner.finalContent());
 }
 console.log(JSON.stringify(asked));
