@@ -79,7 +79,7 @@ class Mixture:
         matrix = random(self.num_experts, self.hidden) * self.hidden**-0.5
         if self.has_gate:
             shared = SwiGlu(LinearWeight(random(2 * self.shared_inner, self.hidden) * self.hidden**-0.5), shared_down)
-            return MixtureOfExperts(SoftmaxRouter(matrix, self.chosen, True), up, down, shared)
+            return MixtureOfExperts(SoftmaxRouter(LinearWeight(matrix), self.chosen, True), up, down, shared)
         squared = ReluSquared(LinearWeight(random(self.shared_inner, self.hidden) * self.hidden**-0.5), shared_down)
         bias = torch.zeros(self.num_experts, device="cuda")
         router = SigmoidRouter(matrix.float(), bias, SigmoidRouting(self.chosen, True))
@@ -148,7 +148,7 @@ class Floors:
             "_sort": (8.0 * entries, 0.0),
             "_up": self._product(m.hidden, inner_rows, self.count * m.hidden + entries * m.inner),
             "_down": self._product(m.inner, m.hidden, entries * (m.inner + m.hidden)),
-            "at::native::reduce_kernel": (2.0 * (entries + self.count) * m.hidden, 0.0),
+            "_sum": (2.0 * (entries + 2 * self.count) * m.hidden, 0.0),
         }
         return next((floor for start, floor in known.items() if start in name), (0.0, 0.0))
 

@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.lib.dispatch import UPCAST_DOT, runs_triton
+from headrace.kernels.lib.dispatch import runs_triton
 from headrace.kernels.lib.pdl import OVERLAPPED, let_next_start, wait_for_previous
 from headrace.kernels.lib.sizes import cdiv, next_power_of_2
 
@@ -123,19 +123,6 @@ def quantise_torch(x: Tensor, by_block: bool) -> tuple[Tensor, Tensor]:
     scales = (padded.view(M, groups, group).abs().amax(2) / LARGEST).clamp_min(TINIEST)
     values = (padded.view(M, groups, group) / scales[:, :, None]).view(M, -1)[:, :num_in].to(FP8)
     return values.contiguous(), scales.t().contiguous().t()
-
-
-@triton.jit
-def quantise_step(x, DTYPE: tl.constexpr):
-    """A step's columns of x [R, C] in FP8, with a scale for each row. Interpreted they keep float32: the interpreter's
-    conversion forgets to carry."""
-    wide = x.to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(wide), 1) / LARGEST_NUMBER, TINIEST_SCALE)
-    wide *= (1.0 / scale)[:, None]
-    if UPCAST_DOT:
-        return wide, scale
-    else:
-        return wide.to(DTYPE), scale
 
 
 @triton.jit

@@ -10,8 +10,7 @@ Shapes    x [M, I], any stride over rows, M <= MOST_ROWS; weight [O, I], no gaps
 Contract  16-bit floats, the weight alone may be FP8 (`Fp8Matrix`); no earlier kernel on the stream writes the weight:
           it is fetched before those end
 Numerics  sums in float32, rounded once. Logits are rounded first, as with other products: their many equal values
-          make draws short (draw.py). Beside an FP8 weight x is quantised, too: a step's columns of a row share a scale
-          (weights converted to 16 bits took 1.5 times as long as bf16 weights on an H200, with half their bytes)
+          make draws short (draw.py). Beside an FP8 weight x is quantised first, as for fp8_linear.py
 Source    W is the left operand, so that M pads to 16 columns and not to 64 rows. A product of 5 to 20 us spends a
           fifth on its start and its end: both overlap with the neighbours on the stream (pdl.py), while the first
           bytes of the weight are fetched into the second-level cache
@@ -24,13 +23,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.dense.fp8 import BLOCK, Fp8Matrix, quantise_step
+from headrace.kernels.dense.fp8 import BLOCK, Fp8Matrix, quantise
 from headrace.kernels.lib.dot import dot, dot_block
 from headrace.kernels.lib.pdl import OVERLAPPED, fetch, let_next_start, wait_for_previous
 from headrace.kernels.lib.sizes import cdiv
 
 MOST_ROWS = 64
 MULTIPROCESSORS = 132  # of an H200 and an H100, not the device's own: the tiles were measured for this number
+DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 SHARED_BYTES = 216 * 1024  # of a multiprocessor, for all programs on it
 
 
@@ -45,16 +45,19 @@ class Tile(NamedTuple):
     ahead: int = 256  # values of a row of W that are fetched before the kernels before this one have ended
 
 
-def tile_for(M: int, num_out: int, num_in: int, can_split: bool, fp8_depth: int = 0) -> Tile:
+def tile_for(M: int, num_out: int, num_in: int, can_split: bool, fp8_blocks: bool | None = None) -> Tile:
     """The tile for a product [M, num_in] x [num_out, num_in]^T, from times of one H200
-    (`python3 -m benchmarks kernels-products`). `fp8_depth`: of a weight in FP8, the most values of a row in a step.
+    (`python3 -m benchmarks kernels-products`). `fp8_blocks`: of a weight in FP8, whether it has scales for blocks of
+    columns; None: its weight has 16 bits.
 
     There are programs for every multiprocessor, all resident at once except for the widest products (heads). Shapes
     that give each multiprocessor equally many (Granite's) were the fastest with wide tiles, others (Qwen's, 160 to 288
     programs) with narrow ones, three to a multiprocessor. Split products of many rows were the fastest with at most one
-    program a multiprocessor: fewer parts, many stages.
+    program a multiprocessor: fewer parts, many stages. Beside FP8 in blocks they are split further: a step of a program
+    ends its product before the next one begins. What is fastest alone is not always so in a model: in FP8, at one row,
+    64 columns and twice the parts took 0.8 of a product's time alone, and made Qwen's step 7 % longer.
     """
-    rows, is_few = dot_block(M), M <= 16
+    rows, is_few, is_fp8 = dot_block(M), M <= 16, fp8_blocks is not None
     if is_few:
         columns, depth, narrowest = 64, 128, 32
     else:  # x is bytes, too: wide tiles read it less often
@@ -62,7 +65,7 @@ def tile_for(M: int, num_out: int, num_in: int, can_split: bool, fp8_depth: int 
     parts = 1
     if can_split:
         # Parts are bytes, too, in float32: few beside W at 16 rows, but at 64 rows a quarter of it for each 4 parts.
-        most = 2 * MULTIPROCESSORS if is_few else MULTIPROCESSORS
+        most = (2 if is_few else 3 if fp8_blocks else 1) * MULTIPROCESSORS
         while cdiv(num_out, columns) * parts * 2 <= most and 4 * depth * parts * 2 <= num_in:
             parts *= 2
     else:
@@ -78,12 +81,12 @@ def tile_for(M: int, num_out: int, num_in: int, can_split: bool, fp8_depth: int 
         resident = 3
         if columns > narrowest and 2 * programs <= 3 * MULTIPROCESSORS:
             columns //= 2
-    weight_bytes, most_stages = 2, 8
-    if fp8_depth:  # as many bytes in flight
-        weight_bytes, depth = 1, min(2 * depth, fp8_depth)
-    num_stages = SHARED_BYTES // resident // ((weight_bytes * columns + 2 * rows) * depth)
+    value_bytes, most_stages = 2, 8
+    if is_fp8:  # as many bytes in flight; a step has one scale for each row
+        value_bytes, depth = 1, min(2 * depth, BLOCK if fp8_blocks else 2 * BLOCK)
+    num_stages = SHARED_BYTES // resident // (value_bytes * (columns + rows) * depth)
     # Few rows: memory left free admits the next kernel's programs (and is their first-level cache).
-    if is_few and resident < 3 and weight_bytes * depth > BLOCK:
+    if is_few and resident < 3 and value_bytes * depth > BLOCK:
         most_stages = 4
     return Tile(columns, depth, parts, 4, max(2, min(most_stages, num_stages)))
 
@@ -95,14 +98,15 @@ def _is_even(programs: int) -> bool:
 
 @triton.jit(do_not_specialize=["M"])  # one compiled kernel for all batches of a tile: none compiles while serving
 def _small_linear_kernel(
-    x_ptr, weight_ptr, scale_ptr, out_ptr, M, stride_x, divisor,
+    x_ptr, x_scale_ptr, weight_ptr, scale_ptr, out_ptr, M, stride_x, divisor,
     OUT: tl.constexpr, IN: tl.constexpr, FORM: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, AHEAD: tl.constexpr,
-    ROW_GROUP: tl.constexpr, COLUMN_GROUP: tl.constexpr,
+    ROW_GROUP: tl.constexpr, COLUMN_GROUP: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """COLUMNS rows of W a program, PART values of each; gated: half of them gate rows, half their up rows.
 
-    ROW_GROUP and COLUMN_GROUP: rows and columns of W that share a scale; 0: no scales, and one for all columns."""
+    ROW_GROUP and COLUMN_GROUP: rows and columns of W that share a scale; 0: no scales, and one for all columns. A row
+    of x has a scale for each COLUMN_GROUP of its own, M apart. DTYPE: of x before it was quantised."""
     let_next_start()
     IS_GATED: tl.constexpr = FORM == "gated"
     WIDTH: tl.constexpr = OUT // 2 if IS_GATED else OUT
@@ -120,8 +124,8 @@ def _small_linear_kernel(
         PIECES: tl.constexpr = max(1, 128 // COLUMNS)  # one instruction a thread
         WEIGHT_BYTES: tl.constexpr = weight_ptr.dtype.element_ty.primitive_bitwidth // 8
         fetch(weights + tl.arange(0, PIECES)[None, :] * (AHEAD // PIECES), AHEAD // PIECES * WEIGHT_BYTES)
+    COLUMN_GROUPS: tl.constexpr = (IN + COLUMN_GROUP - 1) // COLUMN_GROUP if COLUMN_GROUP else 1
     if ROW_GROUP:
-        COLUMN_GROUPS: tl.constexpr = (IN + COLUMN_GROUP - 1) // COLUMN_GROUP if COLUMN_GROUP else 1
         scales = scale_ptr + weight_row // ROW_GROUP * COLUMN_GROUPS
         if not COLUMN_GROUP:
             scale = tl.load(scales)[:, None]
@@ -140,20 +144,20 @@ def _small_linear_kernel(
         else:
             weight = tl.load(weights + i)
             x = tl.load(x_rows + i, mask=is_row, other=0.0)
-        if ROW_GROUP:
-            if COLUMN_GROUP:  # DEPTH divides it
-                group = tl.minimum((part * PART + start) // COLUMN_GROUP, COLUMN_GROUPS - 1)
-                scale = tl.load(scales + group)[:, None]
-            values, x_scale = quantise_step(x, weight.dtype)
-            sums += dot(weight, tl.trans(values)) * (x_scale[None, :] * scale)
+        if COLUMN_GROUP:  # DEPTH divides it
+            group = tl.minimum((part * PART + start) // COLUMN_GROUP, COLUMN_GROUPS - 1)
+            x_scale = tl.load(x_scale_ptr + group * M + row, mask=row < M, other=0.0)[None, :]
+            sums += dot(weight, tl.trans(x)) * (x_scale * tl.load(scales + group)[:, None])
         else:
             sums = dot(weight, tl.trans(x), sums)
+    if ROW_GROUP and not COLUMN_GROUP:
+        sums *= tl.load(x_scale_ptr + row, mask=row < M, other=0.0)[None, :] * scale
 
     if IS_GATED:
         gate, up = tl.split(tl.permute(tl.reshape(sums, (2, COLUMNS_OUT, ROWS)), (1, 2, 0)))
         y = gate * tl.sigmoid(gate) * up
     elif FORM == "logits":
-        y = sums.to(x_ptr.dtype.element_ty).to(tl.float32) / divisor
+        y = sums.to(DTYPE).to(tl.float32) / divisor
     else:
         y = sums
     column = (first_column + tl.arange(0, COLUMNS_OUT))[:, None]
@@ -168,24 +172,27 @@ def small_linear_triton(
     num_out = weight.shape[0]
     if M > MOST_ROWS or x.dtype != weight.dtype or weight.shape[1] != num_in or x.stride(1) != 1:
         raise ValueError(f"x {tuple(x.shape)} of strides {x.stride()} {x.dtype}, weight {tuple(weight.shape)} disagree")
+    dtype, device = x.dtype, x.device
+    x_scales = None
     if isinstance(weight, Fp8Matrix):
         values, scales, groups = weight.values, weight.scales, scale_groups(weight)
+        x, x_scales = quantise(x, weight.has_blocks)
     else:
         values, scales, groups = weight, None, NO_GROUPS
-    if not values.is_contiguous() or x.itemsize != 2 or (form == "gated" and num_out % 2):
+    if not values.is_contiguous() or dtype not in DTYPES or (form == "gated" and num_out % 2):
         raise ValueError(f"weight {tuple(weight.shape)} {weight.dtype} {values.stride()}: 16 bits, no gaps, two halves")
     if tile is None:
-        fp8_depth = 0 if scales is None else groups["COLUMN_GROUP"] or 2 * BLOCK
-        tile = tile_for(M, num_out, num_in, form == "parts", fp8_depth)
+        fp8_blocks = weight.has_blocks if isinstance(weight, Fp8Matrix) else None
+        tile = tile_for(M, num_out, num_in, form == "parts", fp8_blocks)
     width = num_out // 2 if form == "gated" else num_out
     shape = (tile.parts, M, num_out) if form == "parts" else (M, width)
-    out = torch.empty(shape, dtype=torch.float32 if form in ("logits", "parts") else x.dtype, device=x.device)
+    out = torch.empty(shape, dtype=torch.float32 if form in ("logits", "parts") else dtype, device=device)
     if M:
         columns_out = tile.columns // 2 if form == "gated" else tile.columns
         _small_linear_kernel[(cdiv(width, columns_out) * tile.parts,)](
-            x, values, scales, out, M, x.stride(0), divisor, OUT=num_out, IN=num_in, FORM=form,
-            **sizes(M, num_in, tile, values.itemsize), **groups, num_warps=tile.num_warps, num_stages=tile.num_stages,
-            **OVERLAPPED,
+            x, x_scales, values, scales, out, M, x.stride(0), divisor, OUT=num_out, IN=num_in, FORM=form,
+            **sizes(M, num_in, tile, values.itemsize), **groups, DTYPE=DTYPES[dtype], num_warps=tile.num_warps,
+            num_stages=tile.num_stages, **OVERLAPPED,
         )  # fmt: skip
     return out
 

@@ -1,14 +1,14 @@
-"""Mixture of experts: each token's row through its chosen experts, summed with the router's weights.
+"""Mixture of experts: each token's row through its chosen experts, times the router's weights.
 
-    y_t = sum_j weight[t, j] * down_e(hidden_e(x_t))          e = expert[t, j]
+    y[t, j] = weight[t, j] * down_e(hidden_e(x_t))            e = expert[t, j]
     hidden_e(x) = silu(gate_e x) * up_e x      SwiGLU, or, of experts without a gate, max(up_e x, 0)^2
 
 Shapes    x [T, D]; expert, weight [T, k]; up [E, 2I, D] (gate rows first), without a gate [E, I, D]; down
-          [E, D, I]; returns y [T, D]
+          [E, D, I]; returns y [T, k, D], or [T, 1, D] where it has been summed over j: `sum_outputs` takes either
 Contract  the experts of one token are distinct; an expert that no token chose is not read. Triton: D and I are
           multiples of 16, the grids follow from shapes alone, and no step waits for the host; up and down may be FP8
           (`Fp8Experts`), where their scales' blocks, if any, do not cut a step of the kernel
-Numerics  in x's dtype, the sum over experts too; Triton rounds once after each product. Beside experts in FP8 the
+Numerics  in x's dtype, torch's sum over experts too; Triton rounds once after each product. Beside experts in FP8 the
           inputs of both products are quantised, too, as those of fp8_linear.py
 Source    Shazeer et al. 2017, "Outrageously Large Neural Networks"; tokens grouped by expert as in MegaBlocks. Many
           rows on Hopper go to experts_hopper.py
@@ -33,7 +33,6 @@ from headrace.kernels.dense.swiglu import swiglu_torch
 from headrace.kernels.lib.dispatch import runs_triton
 from headrace.kernels.lib.dot import dot
 from headrace.kernels.lib.pdl import OVERLAPPED, let_next_start, wait_for_previous
-from headrace.kernels.lib.sizes import next_power_of_2
 from headrace.kernels.moe.experts_hopper import is_faster_on_hopper, moe_experts_hopper
 
 
@@ -71,11 +70,11 @@ def moe_experts(x: Tensor, expert: Tensor, weight: Tensor, up: Experts, down: Ex
             f"expert {tuple(expert.shape)}, weight {tuple(weight.shape)} disagree"
         )
     if isinstance(up, Tensor) and isinstance(down, Tensor) and is_faster_on_hopper(x, expert, up, down):
-        return moe_experts_hopper(x, expert, weight, up, down)
+        return moe_experts_hopper(x, expert, weight, up, down)[:, None]
     if runs_triton(x):
         return moe_experts_triton(x, expert, weight, up, down)
     assert isinstance(up, Tensor) and isinstance(down, Tensor)
-    return moe_experts_torch(x, expert, weight, up, down)
+    return moe_experts_torch(x, expert, weight, up, down)[:, None]
 
 
 def moe_experts_torch(x: Tensor, expert: Tensor, weight: Tensor, up: Tensor, down: Tensor) -> Tensor:
@@ -132,40 +131,40 @@ def moe_tile(entries_an_expert: float, dtype: torch.dtype, is_fp8: bool = False)
 
 
 @triton.jit
-def _sort_kernel(expert_ptr, order_ptr, first_ptr, n, E: tl.constexpr, BLOCK: tl.constexpr):
-    """Program e lists expert e's entries, in order, after those of lower experts; first[E] = n."""
+def _sort_kernel(
+    expert_ptr, order_ptr, tiles_ptr, n,
+    E: tl.constexpr, ROWS: tl.constexpr, IS_FEW: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Program e lists expert e's entries, in order, after those of lower experts, and their tiles.
+
+    A tile is (expert, first entry, end of the expert's entries). Each expert has places for tiles of its own, whatever
+    the others have; an expert of -1 marks those that are left over. IS_FEW: as many places as entries."""
     let_next_start()
     wait_for_previous()
     e = tl.program_id(0)
     entry = tl.arange(0, BLOCK)
     first = 0
+    count = 0
     for start in range(0, n, BLOCK):
         chosen = tl.load(expert_ptr + start + entry, mask=start + entry < n, other=E)
         first += tl.sum((chosen < e).to(tl.int32), 0)
-    tl.store(first_ptr + e, first)
-    if e == E - 1:
-        tl.store(first_ptr + E, n)
+        count += tl.sum((chosen == e).to(tl.int32), 0)
+    behind = first + count
+    place = first if IS_FEW else first // ROWS + e
+    end = behind if IS_FEW else behind // ROWS + e + 1
+    for i in range(end - place):
+        tile = tiles_ptr + (place + i) * 3
+        tl.store(tile, tl.where(i * ROWS < count, e, -1))
+        tl.store(tile + 1, first + i * ROWS)
+        tl.store(tile + 2, behind)
+    if count == 0:
+        return
     place = first
     for start in range(0, n, BLOCK):
         chosen = tl.load(expert_ptr + start + entry, mask=start + entry < n, other=E)
         is_mine = (chosen == e).to(tl.int32)
         tl.store(order_ptr + place + tl.cumsum(is_mine, 0) - 1, start + entry, mask=chosen == e)
         place += tl.sum(is_mine, 0)
-
-
-@triton.jit
-def _expert_of(tile, first_ptr, E: tl.constexpr, PADDED_E: tl.constexpr, ROWS: tl.constexpr):
-    """Expert of a tile of sorted entries, the tile's first entry and the end of the expert's entries. Past the last
-    tile the expert is E or more."""
-    e = tl.arange(0, PADDED_E)
-    first = tl.load(first_ptr + e, mask=e < E, other=0)
-    behind = tl.load(first_ptr + e + 1, mask=e < E, other=0)
-    tiles = tl.cdiv(behind - first, ROWS)
-    is_before = (tl.cumsum(tiles, 0) <= tile) & (e < E)
-    expert = tl.sum(is_before.to(tl.int32), 0)
-    tiles_before = tl.sum(tl.where(is_before, tiles, 0), 0)
-    first_entry = tl.sum(tl.where(e == expert, first, 0), 0) + (tile - tiles_before) * ROWS
-    return expert, first_entry, tl.sum(tl.where(e == expert, behind, 0), 0)
 
 
 @triton.jit
@@ -184,8 +183,8 @@ def _add_product(sums, x, weight, x_scales, scales, x_groups, start, COLUMN_GROU
 
 @triton.jit
 def _up_kernel(
-    x_ptr, x_scale_ptr, weight_ptr, weight_scale_ptr, order_ptr, first_ptr, hidden_ptr, stride_x, choices, x_groups,
-    E: tl.constexpr, PADDED_E: tl.constexpr, D: tl.constexpr, INNER: tl.constexpr,
+    x_ptr, x_scale_ptr, weight_ptr, weight_scale_ptr, order_ptr, tiles_ptr, hidden_ptr, stride_x, choices, x_groups,
+    D: tl.constexpr, INNER: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, HAS_GATE: tl.constexpr,
     ROW_GROUP: tl.constexpr, COLUMN_GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -193,11 +192,11 @@ def _up_kernel(
     let_next_start()
     wait_for_previous()
     tile, column = tl.program_id(0) // (INNER // COLUMNS), tl.program_id(0) % (INNER // COLUMNS) * COLUMNS
-    expert, first_entry, behind = _expert_of(tile, first_ptr, E, PADDED_E, ROWS)
-    if expert >= E:
+    expert = tl.load(tiles_ptr + tile * 3)
+    if expert < 0:
         return
-    place = first_entry + tl.arange(0, ROWS)
-    is_row = place < behind
+    place = tl.load(tiles_ptr + tile * 3 + 1) + tl.arange(0, ROWS)
+    is_row = place < tl.load(tiles_ptr + tile * 3 + 2)
     token = tl.load(order_ptr + place, mask=is_row, other=0) // choices
     d, output = tl.arange(0, DEPTH), column + tl.arange(0, COLUMNS)
     x_ptrs = x_ptr + token.to(tl.int64)[:, None] * stride_x + d[None, :]
@@ -238,8 +237,8 @@ def _up_kernel(
 
 @triton.jit
 def _down_kernel(
-    hidden_ptr, hidden_scale_ptr, weight_ptr, weight_scale_ptr, order_ptr, first_ptr, scale_ptr, out_ptr, hidden_groups,
-    E: tl.constexpr, PADDED_E: tl.constexpr, D: tl.constexpr, INNER: tl.constexpr,
+    hidden_ptr, hidden_scale_ptr, weight_ptr, weight_scale_ptr, order_ptr, tiles_ptr, scale_ptr, out_ptr, hidden_groups,
+    D: tl.constexpr, INNER: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     ROW_GROUP: tl.constexpr, COLUMN_GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -247,11 +246,11 @@ def _down_kernel(
     let_next_start()
     wait_for_previous()
     tile, column = tl.program_id(0) // (D // COLUMNS), tl.program_id(0) % (D // COLUMNS) * COLUMNS
-    expert, first_entry, behind = _expert_of(tile, first_ptr, E, PADDED_E, ROWS)
-    if expert >= E:
+    expert = tl.load(tiles_ptr + tile * 3)
+    if expert < 0:
         return
-    place = first_entry + tl.arange(0, ROWS)
-    is_row = place < behind
+    place = tl.load(tiles_ptr + tile * 3 + 1) + tl.arange(0, ROWS)
+    is_row = place < tl.load(tiles_ptr + tile * 3 + 2)
     i, output = tl.arange(0, DEPTH), column + tl.arange(0, COLUMNS)
     hidden_ptrs = hidden_ptr + place.to(tl.int64)[:, None] * INNER + i[None, :]
     weight_ptrs = weight_ptr + expert.to(tl.int64) * (INNER * D) + output[:, None] * INNER + i[None, :]
@@ -285,27 +284,30 @@ def moe_experts_triton(
         raise ValueError(f"D {D} and I {inner} must be multiples of 16, rows of x dense, weights contiguous")
     n = T * k
     if n == 0:
-        return torch.empty_like(x)
+        return x.new_empty(T, k, D)
     tile, down_tile = (tile or moe_tile(n / E, x.dtype, isinstance(each, Fp8Experts)) for each in (up, down))
+    is_few = n <= E
+    num_tiles = n if is_few else n // tile.rows + E  # the most there can be, however entries fall
     order = torch.empty(n, dtype=torch.int32, device=x.device)
-    first = torch.empty(E + 1, dtype=torch.int32, device=x.device)
-    _sort_kernel[(E,)](expert.contiguous(), order, first, n, E=E, BLOCK=1024, num_warps=4, **OVERLAPPED)
+    tiles = torch.empty((num_tiles, 3), dtype=torch.int32, device=x.device)
+    _sort_kernel[(E,)](
+        expert.contiguous(), order, tiles, n, E=E, ROWS=tile.rows, IS_FEW=is_few, BLOCK=1024, num_warps=4, **OVERLAPPED
+    )
     hidden = torch.empty((n, inner), dtype=x.dtype, device=x.device)
     out = torch.empty((n, D), dtype=x.dtype, device=x.device)
-    tiles = min(n, n // tile.rows + min(E, n))  # the most there can be, however entries fall
     # Widths that divide the matrices, so that only rows need a mask.
     up_columns, up_depth = math.gcd(inner, tile.columns), math.gcd(D, tile.depth)
     down_columns, down_depth = math.gcd(D, 2 * tile.columns), math.gcd(inner, down_tile.depth)
-    sizes = {"E": E, "PADDED_E": next_power_of_2(E), "D": D, "INNER": inner, "ROWS": tile.rows}
+    sizes = {"D": D, "INNER": inner, "ROWS": tile.rows}
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages, **OVERLAPPED}
     x, x_scales = _input(x, up)
-    _up_kernel[(tiles * (inner // up_columns),)](
-        x, x_scales, up_values, up_scales, order, first, hidden, x.stride(0), k, T, **sizes, COLUMNS=up_columns,
+    _up_kernel[(num_tiles * (inner // up_columns),)](
+        x, x_scales, up_values, up_scales, order, tiles, hidden, x.stride(0), k, T, **sizes, COLUMNS=up_columns,
         DEPTH=up_depth, HAS_GATE=up.shape[1] == 2 * inner, **up_groups, **options
     )  # fmt: skip
     hidden, hidden_scales = _input(hidden, down)
-    _down_kernel[(tiles * (D // down_columns),)](
-        hidden, hidden_scales, down_values, down_scales, order, first, weight.contiguous(), out, n, **sizes,
+    _down_kernel[(num_tiles * (D // down_columns),)](
+        hidden, hidden_scales, down_values, down_scales, order, tiles, weight.contiguous(), out, n, **sizes,
         COLUMNS=down_columns, DEPTH=down_depth, **down_groups, **options
     )  # fmt: skip
-    return out.view(T, k, D).sum(1)
+    return out.view(T, k, D)

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -11,6 +10,7 @@ from headrace.kernels.dense.fp8 import stack_rows
 from headrace.kernels.dense.linear import LinearWeight
 from headrace.kernels.dense.residual import Product
 from headrace.kernels.moe.experts import Experts, experts_of, moe_experts
+from headrace.kernels.moe.outputs import Shared, sum_outputs
 from headrace.kernels.moe.routing import moe_route
 from headrace.kernels.moe.sigmoid_routing import TINY, SigmoidRouting, moe_route_sigmoid
 from headrace.models.config import MoeConfig
@@ -35,9 +35,9 @@ class SwiGlu:
     def __call__(self, x: Tensor) -> Product:
         return Product(self.gate_up.swiglu(x), self.down)
 
-    def whole(self, x: Tensor) -> Tensor:
-        """The output itself: `__call__` with the down projection applied."""
-        return self.down(self.gate_up.swiglu(x))
+    def parts(self, x: Tensor) -> Tensor:
+        """The output itself, or parts of it: `LinearWeight.parts`."""
+        return self.down.parts(self.gate_up.swiglu(x))
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class ReluSquared:
     def __call__(self, x: Tensor) -> Product:
         return Product(self.up.relu_squared(x), self.down)
 
-    def whole(self, x: Tensor) -> Tensor:
-        """The output itself: `__call__` with the down projection applied."""
-        return self.down(self.up.relu_squared(x))
+    def parts(self, x: Tensor) -> Tensor:
+        """The output itself, or parts of it: `LinearWeight.parts`."""
+        return self.down.parts(self.up.relu_squared(x))
 
 
 class Router(Protocol):
@@ -69,17 +69,19 @@ class Router(Protocol):
 
 @dataclass(frozen=True)
 class SoftmaxRouter:
-    matrix: Tensor  # [E, hidden]
+    matrix: LinearWeight  # [E, hidden]
     k: int
     renormalize: bool
 
     @classmethod
     def of(cls, config: MoeConfig, matrix: Tensor) -> "SoftmaxRouter":
         # Qwen's softmax over all, then top k, then renormalised, is Granite's softmax over the top k.
-        return cls(matrix, config.experts_per_token, config.renormalize or config.router == "top_k_then_softmax")
+        return cls(
+            LinearWeight(matrix), config.experts_per_token, config.renormalize or config.router == "top_k_then_softmax"
+        )
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return moe_route(F.linear(x, self.matrix), self.k, self.renormalize)
+        return moe_route(self.matrix(x), self.k, self.renormalize)
 
 
 @dataclass(frozen=True)
@@ -120,15 +122,12 @@ class MixtureOfExperts:
     def __call__(self, x: Tensor) -> Tensor:
         weight, expert = self.router(x)
         inputs = x if self.latent is None else self.latent.enter(x)
-        routed = moe_experts(inputs, expert, weight.to(x.dtype), self.up, self.down)
+        outputs = moe_experts(inputs, expert, weight, self.up, self.down)
         if self.latent is not None:
-            routed = self.latent.leave(routed)
+            outputs = self.latent.leave(sum_outputs(outputs))[:, None]
         if self.shared is None:
-            return routed
-        shared = self.shared.whole(x)
-        if self.shared_gate is not None:
-            shared = shared * torch.sigmoid(F.linear(x, self.shared_gate))
-        return routed + shared
+            return sum_outputs(outputs)
+        return sum_outputs(outputs, Shared(self.shared.parts(x), x, self.shared_gate))
 
 
 def load_swiglu_experts(

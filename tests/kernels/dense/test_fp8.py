@@ -28,7 +28,11 @@ def test_products_of_few_rows(M: int, O: int, I: int, grouping: str, form: str):
     x, weight = torch.randn(M, I, device=DEVICE).bfloat16(), random_matrix(O, I, grouping)
     tile = Tile(64, 64, 2 if form == "parts" else 1, 4, 2)
     y = small_linear_triton(x, weight, form, 8.0, tile).double()
-    exact = x.double() @ Fp8Matrix(weight.values, weight.scales, weight.row_group, torch.float64).dequantised().T
+    values, scales = quantise_torch(x, weight.has_blocks)
+    spread = scales.repeat_interleave(BLOCK, 1)[:, :I] if weight.has_blocks else scales
+    exact = (values.double() * spread) @ Fp8Matrix(
+        weight.values, weight.scales, weight.row_group, torch.float64
+    ).dequantised().T
     expected = {"gated": lambda: swiglu_torch(exact), "logits": lambda: exact / 8}.get(form, lambda: exact)()
     torch.testing.assert_close(y.sum(0) if form == "parts" else y, expected, atol=2e-2, rtol=2e-2)
 

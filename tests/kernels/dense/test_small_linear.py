@@ -11,6 +11,7 @@ from headrace.kernels.dense.rms_norm import rms_norm
 from headrace.kernels.dense.small_linear import Tile, small_linear_triton, tile_for
 from headrace.kernels.dense.swiglu import swiglu_torch
 from headrace.kernels.lib.sizes import cdiv
+from tests.kernels.dense.fp8_matrices import random_matrix
 from tests.support.kernels.compiled import SHARED_BYTES_A_BLOCK, compile_for_h200
 from tests.support.kernels.launches import product_launch
 
@@ -109,18 +110,20 @@ def test_tiles_of_real_products_fill_the_chip_and_split_evenly(M: int, model: st
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", SHAPES)
-def test_an_h200_gets_matrix_units_and_no_spills(model: str):
-    cases = [(product, M) for product in products(SHAPES[model]) for M in (1, 16, 64)]
-    reports = compile_for_h200([product_launch(product, M) for product, M in cases])
-    for case, report in zip(cases, reports, strict=True):
+@pytest.mark.parametrize("grouping", [None, "per channel", "blocks"])
+def test_an_h200_gets_matrix_units_and_no_spills(grouping: str | None, model: str):
+    fp8 = random_matrix(256, 256, grouping) if grouping else None
+    cases = [(product, M) for product in products(SHAPES[model])[: -1 if fp8 else None] for M in (1, 16, 64)]
+    launches = [product_launch(product, M, fp8) for product, M in cases]
+    for case, launch, report in zip(cases, launches, compile_for_h200(launches), strict=True):
         assert report.stack_bytes == 0, (case, report)
         assert report.shared_bytes <= SHARED_BYTES_A_BLOCK, (case, report)
-        product, M = case
-        launch = product_launch(product, M)
+        product, _ = case
         programs = cdiv(product.O, launch.constexprs["COLUMNS"]) * launch.constexprs["PARTS"]
         resident = 132 * report.resident_warps // launch.num_warps
         assert programs <= resident or product.name == "head", (case, report)
         assert "wgmma.mma_async" in report.ptx or "mma.sync" in report.ptx, case
+        assert fp8 is None or launch.constexprs["COLUMNS"] < 64 or "e4m3.e4m3" in report.ptx, case
         # The weight is asked for before the kernels before this one are done, and x after.
         before, _, after = report.ptx.partition("griddepcontrol.wait")
         assert "cp.async.bulk.prefetch.L2" in before and "cp.async.cg" not in before, case

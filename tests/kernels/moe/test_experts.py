@@ -25,7 +25,7 @@ def test_each_token_gets_its_own_choice(rows: int):
     expert = torch.rand(rows, E - 1).argsort(-1)[:, :k]  # nobody chooses the last expert
     gate_up[-1] = down[-1] = float("nan")
     weight = torch.rand(rows, k)
-    y = moe_experts(x, expert, weight, gate_up, down)
+    y = moe_experts(x, expert, weight, gate_up, down).sum(1)
     for t in range(rows):
         parts = [F.linear(x[t], gate_up[e]).chunk(2) for e in expert[t]]
         each = [F.linear(F.silu(g) * u, down[e]) for (g, u), e in zip(parts, expert[t], strict=True)]
@@ -35,7 +35,7 @@ def test_each_token_gets_its_own_choice(rows: int):
 def test_experts_without_a_gate_square_what_is_positive():
     x, up, down = torch.randn(7, 8), torch.randn(5, 6, 8), torch.randn(5, 8, 6)
     expert, weight = torch.rand(7, 5).argsort(-1)[:, :2], torch.rand(7, 2)
-    y = moe_experts(x, expert, weight, up, down)
+    y = moe_experts(x, expert, weight, up, down).sum(1)
     for t in range(7):
         each = [down[e] @ (up[e] @ x[t]).clamp(min=0).square() for e in expert[t]]
         torch.testing.assert_close(y[t], sum(w * o for w, o in zip(weight[t], each, strict=True)))
@@ -54,7 +54,7 @@ def check_experts(
     gate_up[-1] = down[-1] = NAN
     expert = torch.rand(rows, E - 1, device=DEVICE).argsort(-1)[:, :k]
     weight = torch.rand(rows, k, device=DEVICE).to(dtype)
-    actual = moe_experts_triton(x, expert, weight, gate_up, down, tile)
+    actual = moe_experts_triton(x, expert, weight, gate_up, down, tile).sum(1)
     wide = [t.double() for t in (x, gate_up, down)]
     expected = moe_experts_torch(wide[0], expert, weight.double(), *wide[1:])
     bound = 1e-5 if dtype == torch.float32 else 3e-2
@@ -69,7 +69,7 @@ def test_experts_in_fp8(has_gate: bool, grouping: str):
     weight = torch.rand(9, k, device=DEVICE).bfloat16()
     up = Fp8Experts(random_matrix(E * (1 + has_gate) * inner, D, grouping), E)
     down = Fp8Experts(random_matrix(E * D, inner, grouping), E)
-    actual = moe_experts_triton(x, expert, weight, up, down, MoeTile(16, 32, 64, 4, 2))
+    actual = moe_experts_triton(x, expert, weight, up, down, MoeTile(16, 32, 64, 4, 2)).sum(1)
     wide = [each.matrix.dequantised().view(each.shape).double() for each in (up, down)]
     expected = moe_experts_torch(x.double(), expert, weight.double(), *wide)
     # The inputs of both products are rounded to e4m3.
@@ -94,5 +94,5 @@ def test_all_tokens_may_choose_the_same_experts():
     x, weight = torch.randn(40, 16, device=DEVICE), torch.ones(40, 1, device=DEVICE)
     gate_up, down = torch.randn(4, 32, 16, device=DEVICE), torch.randn(4, 16, 16, device=DEVICE)
     expert = torch.full((40, 1), 2, device=DEVICE)
-    actual = moe_experts_triton(x, expert, weight, gate_up, down, moe_tile(10, torch.float32))
+    actual = moe_experts_triton(x, expert, weight, gate_up, down, moe_tile(10, torch.float32)).sum(1)
     torch.testing.assert_close(actual, moe_experts_torch(x, expert, weight, gate_up, down), atol=1e-3, rtol=1e-4)

@@ -12,9 +12,10 @@ from headrace.kernels.attention.decode import DecodeTile, decode_tile
 from headrace.kernels.attention.prefill import PrefillTile, prefill_tile
 from headrace.kernels.attention.prefill_hopper import HopperTile, hopper_tile
 from headrace.kernels.dense.fp8 import BLOCK as FP8_BLOCK
+from headrace.kernels.dense.fp8 import Fp8Matrix
 from headrace.kernels.dense.gated_rms_norm import gated_tile
 from headrace.kernels.dense.rms_norm import row_tile
-from headrace.kernels.dense.small_linear import NO_GROUPS, Tile, sizes, tile_for
+from headrace.kernels.dense.small_linear import NO_GROUPS, scale_groups, sizes, tile_for
 from headrace.kernels.dense.swiglu_linear_hopper import COLUMNS, CONSUMERS, ROWS
 from headrace.kernels.lib.hopper import LAYOUT, SPAN, launch_registers, registers
 from headrace.kernels.moe.experts import MoeTile, moe_tile
@@ -99,13 +100,18 @@ def prepare_launch(H: int, KV: int, D: int, R: int, has_norm: bool) -> Launch:
     return Launch("headrace.kernels.attention.prepare_qkv:_prepare_kernel", types, constexprs | {"BLOCK_HEADS": heads})
 
 
-def product_launch(product: Product, M: int, tile: Tile | None = None) -> Launch:
-    tile = tile or tile_for(M, product.O, product.I, product.form == "parts")
+def product_launch(product: Product, M: int, fp8: Fp8Matrix | None = None) -> Launch:
+    """`fp8`: a weight whose scales lie as this product's do; None: its weight has 16 bits."""
+    groups = scale_groups(fp8) if fp8 else NO_GROUPS
+    tile = tile_for(M, product.O, product.I, product.form == "parts", fp8.has_blocks if fp8 else None)
     out = "fp32" if product.form in ("logits", "parts") else "bf16"
-    types = {"x_ptr": "*bf16:16", "weight_ptr": "*bf16:16", "out_ptr": f"*{out}:16", "stride_x": "i32:16"}
+    value, value_bytes = ("fp8e4nv", 1) if fp8 else ("bf16", 2)
+    types = {"x_ptr": f"*{value}:16", "weight_ptr": f"*{value}:16", "out_ptr": f"*{out}:16", "stride_x": "i32:16"}
     types |= {"M": "i32", "divisor": "fp32"}
-    constexprs = {"OUT": product.O, "IN": product.I, "FORM": product.form, "scale_ptr": None}
-    constexprs |= {**sizes(M, product.I, tile), **NO_GROUPS}
+    scales = ("x_scale_ptr", "scale_ptr")
+    types |= dict.fromkeys(scales, "*fp32:16") if fp8 else {}
+    constexprs = {"OUT": product.O, "IN": product.I, "FORM": product.form, "DTYPE": triton.language.bfloat16}
+    constexprs |= {**sizes(M, product.I, tile, value_bytes), **groups, **({} if fp8 else dict.fromkeys(scales))}
     return Launch(
         "headrace.kernels.dense.small_linear:_small_linear_kernel", types, constexprs, tile.num_warps, tile.num_stages
     )
@@ -158,6 +164,7 @@ def row_launches() -> Iterator[tuple[str, Launch]]:
     for mixture in MIXTURES:
         yield f"sort {mixture.name}", sort_launch(mixture)
         yield f"route {mixture.name}", route_launch(mixture)
+        yield f"sum {mixture.name}", sum_launch(mixture)
         yield from grouping_launches(mixture)
         for entries in (1, 50, 500):
             tile = moe_tile(entries, BF16)
@@ -203,8 +210,9 @@ def gated_norm_launch(groups: int, width: int, weight_stride: int, gate_first: b
 
 
 def sort_launch(mixture: Mixture) -> Launch:
-    types = {"expert_ptr": "*i32:16", "order_ptr": "*i32:16", "first_ptr": "*i32:16", "n": "i32"}
-    return Launch("headrace.kernels.moe.experts:_sort_kernel", types, {"E": mixture.num_experts, "BLOCK": 1024})
+    types = {"expert_ptr": "*i32:16", "order_ptr": "*i32:16", "tiles_ptr": "*i32:16", "n": "i32"}
+    constexprs = {"E": mixture.num_experts, "ROWS": 16, "IS_FEW": False, "BLOCK": 1024}
+    return Launch("headrace.kernels.moe.experts:_sort_kernel", types, constexprs)
 
 
 def grouping_launches(mixture: Mixture) -> Iterator[tuple[str, Launch]]:
@@ -240,13 +248,20 @@ def route_sigmoid_launch(E: int, k: int, groups: int) -> Launch:
     return Launch(kernel, types, constexprs | {"SMALLEST": 1e-20}, num_warps=1)
 
 
+def sum_launch(mixture: Mixture) -> Launch:
+    types = {name: "*bf16:16" for name in ("outputs_ptr", "x_ptr", "gate_ptr", "out_ptr")} | {"shared_ptr": "*fp32:16"}
+    constexprs = {"D": mixture.hidden, "K": mixture.chosen, "PARTS": 4, "I": mixture.hidden}
+    widths = dict.fromkeys(("BLOCK_D", "BLOCK_I"), triton.next_power_of_2(mixture.hidden))
+    types |= {"T": "i32", "stride_x": "i32:16"}
+    return Launch("headrace.kernels.moe.outputs:_sum_kernel", types, constexprs | widths, num_warps=8)
+
+
 def experts_launch(mixture: Mixture, tile: MoeTile, kernel: str) -> Launch:
     is_up = kernel == "_up_kernel"
     pointers = ("x_ptr", "weight_ptr", "hidden_ptr") if is_up else ("hidden_ptr", "weight_ptr", "scale_ptr", "out_ptr")
-    types = {name: "*bf16:16" for name in pointers} | {"order_ptr": "*i32:16", "first_ptr": "*i32:16"}
+    types = {name: "*bf16:16" for name in pointers} | {"order_ptr": "*i32:16", "tiles_ptr": "*i32:16"}
     types |= {"stride_x": "i32:16", "choices": "i32", "x_groups": "i32"} if is_up else {"hidden_groups": "i32"}
-    E = mixture.num_experts
-    constexprs = {"E": E, "PADDED_E": triton.next_power_of_2(E), "D": mixture.hidden, "INNER": mixture.inner}
+    constexprs = {"D": mixture.hidden, "INNER": mixture.inner}
     constexprs |= {"ROWS": tile.rows, "COLUMNS": tile.columns if is_up else 2 * tile.columns, "DEPTH": tile.depth}
     constexprs |= {"HAS_GATE": mixture.has_gate} if is_up else {}
     inputs = "x" if is_up else "hidden"

@@ -1,0 +1,48 @@
+"""Sums of experts' outputs and of what is beside them: Triton against the definition in float64."""
+
+import pytest
+import torch
+
+from headrace.kernels.moe.outputs import Shared, sum_outputs, sum_outputs_torch, sum_outputs_triton
+from tests.kernels.dense.rows import DEVICE, dtypes, slice_of_projection
+
+
+def shared_of(T: int, D: int, dtype: torch.dtype, parts: int, has_gate: bool) -> Shared:
+    """x is a slice of wider rows, NaN around it."""
+    output = torch.randn(parts, T, D, device=DEVICE) if parts else torch.randn(T, D, device=DEVICE).to(dtype)
+    x = slice_of_projection(T, 48, dtype)
+    return Shared(output, x, torch.randn(1, 48, device=DEVICE).to(dtype) if has_gate else None)
+
+
+@dtypes
+@pytest.mark.parametrize("has_gate", [False, True])
+@pytest.mark.parametrize("parts", [0, 1, 4])
+@pytest.mark.parametrize(("T", "k", "D"), [(1, 1, 16), (5, 3, 80), (65, 8, 64)])
+def test_experts_and_what_is_beside_them(T: int, k: int, D: int, parts: int, has_gate: bool, dtype: torch.dtype):
+    outputs, shared = torch.randn(T, k, D, device=DEVICE).to(dtype), shared_of(T, D, dtype, parts, has_gate)
+    expected = shared.output.double() if parts == 0 else shared.output.double().sum(0)
+    if shared.gate is not None:
+        expected = expected * torch.sigmoid(shared.x.double() @ shared.gate.double().T)
+    expected = outputs.double().sum(1) + expected
+    bound = 1e-5 if dtype == torch.float32 else 3e-2
+    for add in (sum_outputs_triton, sum_outputs_torch):
+        actual = add(outputs, shared)
+        assert actual.dtype == dtype
+        torch.testing.assert_close(actual.double(), expected, atol=bound, rtol=bound)
+
+
+@dtypes
+def test_nothing_beside_the_experts(dtype: torch.dtype):
+    outputs = torch.randn(7, 4, 32, device=DEVICE).to(dtype)
+    torch.testing.assert_close(sum_outputs_triton(outputs, None), sum_outputs_torch(outputs, None))
+    assert torch.equal(sum_outputs(outputs[:, :1]), outputs[:, 0])
+
+
+def test_no_rows():
+    shared = shared_of(0, 32, torch.bfloat16, 2, True)
+    assert sum_outputs_triton(torch.empty(0, 2, 32, dtype=torch.bfloat16, device=DEVICE), shared).shape == (0, 32)
+
+
+def test_gaps_are_refused():
+    with pytest.raises(ValueError, match="no gaps"):
+        sum_outputs_triton(torch.randn(2, 3, 32, device=DEVICE)[:, :, :16], None)
