@@ -34,7 +34,8 @@ class CandidateRow(Response):
     may_decode: bool
     hit: dict[str, int]
     """Tokens of the prompt that it held, by cache group."""
-    load: dict[str, int]
+    load: dict[str, float]
+    """Its work by the policy's names for it."""
     costs: StepCosts
 
 

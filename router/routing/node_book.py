@@ -192,7 +192,8 @@ class NodeBook:
         before, after = self._shares.pop(number, NOTHING), self._share(number)
         if after is not NOTHING:
             self._shares[number] = after
-        self._own = _Share._make(map(operator.add, self._own, map(operator.sub, after, before)))
+        total = _Share._make(map(operator.add, self._own, map(operator.sub, after, before)))
+        self._own = total if self._shares else NOTHING  # sums of fractions leave rests
         self._load = self._in_turn = None
 
     def _share(self, number: int) -> _Share:

@@ -10,7 +10,7 @@ import pytest
 from router.text.tokens import ModelTokens
 from tests.support.patience import PATIENCE_S
 from tests.support.router.documented import Document
-from tests.support.router.fake_nodes import FakeCluster, fake_cluster
+from tests.support.router.fake_nodes import FakeCluster, FakeDecodeNode, fake_cluster
 from tests.unit.router.conftest import Running, StartRouter
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "What is the code of June?"}], "max_tokens": 8}
@@ -200,6 +200,25 @@ async def test_what_is_read_is_as_documented(running: Running, api: Document):
         reply = await running.http.get(path)
         assert reply.status_code == 200, path
         api.check(reply, path.replace("little", "{name}"))
+
+
+async def test_a_busy_nodes_work_is_as_documented(running: Running, api: Document, cluster: FakeCluster):
+    node = cluster.nodes["d0"]
+    assert isinstance(node, FakeDecodeNode)
+    node.gate = asyncio.Semaphore(0)
+    first = asyncio.create_task(running.http.post("/v1/chat/completions", json=CHAT))
+    async with asyncio.timeout(PATIENCE_S):
+        while not node.open_calls:
+            await asyncio.sleep(0.01)
+    second = asyncio.create_task(running.http.post("/v1/chat/completions", json=CHAT))
+    async with asyncio.timeout(PATIENCE_S):
+        while not (first.done() and second.done()):
+            node.gate.release()
+            await asyncio.sleep(0.01)
+    explained = await running.http.get(f"/cluster/requests/{(await second).json()['id']}/explain")
+    api.check(explained, "/cluster/requests/{request_id}/explain")
+    loads = {each["name"]: each["load"] for each in explained.json()["requests"][0]["decisions"][0]["candidates"]}
+    assert 0 < loads["d0"]["shortness"] < 1
 
 
 async def test_errors_are_as_documented(running: Running, api: Document):

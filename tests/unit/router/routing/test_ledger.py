@@ -81,6 +81,15 @@ def test_an_answer_comes_then_generates_then_ends() -> None:
     assert ledger.load("d0", 3.0) == IDLE
 
 
+def test_answers_of_any_length_leave_nothing_behind() -> None:
+    ledger, numbers = started_ledger(), range(1, 8)
+    for number in numbers:
+        ledger.sent(RoutedRequest(number, 1000, 50 + 30 * number), HAND_OVER, NODES, KEYS)
+    for number in reversed(numbers):
+        ledger.ended(number, 1.0)
+    assert ledger.load("d0", 1.0) == IDLE
+
+
 def test_a_failed_attempt_takes_all_its_work_with_it() -> None:
     ledger = started_ledger()
     for plan in (HAND_OVER, ALONE, Plan("p0", None)):
