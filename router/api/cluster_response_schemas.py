@@ -35,7 +35,7 @@ class CandidateRow(Response):
     hit: dict[str, int]
     """Tokens of the prompt that it held, by cache group."""
     load: dict[str, float]
-    """Its work by the policy's names for it."""
+    """The node's work, by the policy's names for it."""
     costs: StepCosts
 
 
