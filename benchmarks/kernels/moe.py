@@ -62,16 +62,16 @@ class Mixture:
     def rows(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """x, expert, weight: other experts each time."""
         expert = torch.rand(count, self.num_experts, device="cuda").argsort(-1)[:, : self.chosen].int()
-        return random(count, self.hidden), expert, random(count, self.chosen)
+        return random(count, self.hidden), expert, random(count, self.chosen).float()
 
     def flops(self, count: int) -> float:
         return 2.0 * self.num_matrices * count * self.chosen * self.hidden * self.inner
 
     def num_bytes(self, count: int) -> float:
-        """Weights of the experts that are chosen at all, each once; x and y."""
+        """Weights of the experts that are chosen at all, each once; x, and an output for each choice."""
         share = 1 - (1 - self.chosen / self.num_experts) ** count
-        matrix_bytes = 2.0 * self.hidden * self.inner
-        return self.num_experts * share * self.num_matrices * matrix_bytes + 4.0 * count * self.hidden
+        matrix_bytes, values = 2.0 * self.hidden * self.inner, count * self.hidden * (1 + self.chosen)
+        return self.num_experts * share * self.num_matrices * matrix_bytes + 2.0 * values
 
     def layer(self) -> MixtureOfExperts:
         up, down = self.matrices()
@@ -148,7 +148,8 @@ class Floors:
             "_sort": (8.0 * entries, 0.0),
             "_up": self._product(m.hidden, inner_rows, self.count * m.hidden + entries * m.inner),
             "_down": self._product(m.inner, m.hidden, entries * (m.inner + m.hidden)),
-            "_sum": (2.0 * (entries + 2 * self.count) * m.hidden, 0.0),
+            "_gather_sum": (2.0 * (entries + self.count) * m.hidden, 0.0),
+            "_sum": (2.0 * 3 * self.count * m.hidden, 0.0),  # many rows: the experts' sum, the shared one's, theirs
         }
         return next((floor for start, floor in known.items() if start in name), (0.0, 0.0))
 

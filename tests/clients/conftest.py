@@ -26,12 +26,11 @@ collect_ignore_glob = [] if importlib.util.find_spec("langchain_openai") else ["
 
 
 @contextmanager
-def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+def process(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """One of Headrace's processes, which ends with the block."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     command = [str(ROOT / ".venv/bin/python"), "-m", *arguments]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe, text=True) as running:
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL) as running:
         try:
             yield running
         finally:

@@ -121,11 +121,11 @@ def quantise_torch(x: Tensor, by_block: bool) -> tuple[Tensor, Tensor]:
     padded = torch.zeros(M, groups * group, device=x.device)
     padded[:, :num_in] = x
     scales = (padded.view(M, groups, group).abs().amax(2) / LARGEST).clamp_min(TINIEST)
-    values = (padded.view(M, groups, group) / scales[:, :, None]).view(M, -1)[:, :num_in].to(FP8)
+    values = (padded.view(M, groups, group) / scales[:, :, None]).view(M, groups * group)[:, :num_in].to(FP8)
     return values.contiguous(), scales.t().contiguous().t()
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _quantise_kernel(
     x_ptr, out_ptr, scale_ptr, M, stride_x,
     IN: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr,

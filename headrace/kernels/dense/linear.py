@@ -50,7 +50,7 @@ class LinearWeight:
         return linear_torch(x, self._weight) if isinstance(self._weight, Tensor) else fp8_linear(x, self._weight)
 
     def parts(self, x: Tensor) -> Tensor:
-        """y [M, O], or parts [S, M, O] in float32 that sum to it: add_rms_norm takes either as a branch."""
+        """y [M, O], or parts [S, M, O] in float32 that sum to it: add_rms_norm and sum_outputs take either."""
         return small_linear_triton(x, self._weight, "parts") if self._has_few(x) else self(x)
 
     def add_to(self, total: Tensor, x: Tensor, alpha: float) -> bool:

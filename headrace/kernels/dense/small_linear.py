@@ -10,7 +10,8 @@ Shapes    x [M, I], any stride over rows, M <= MOST_ROWS; weight [O, I], no gaps
 Contract  16-bit floats, the weight alone may be FP8 (`Fp8Matrix`); no earlier kernel on the stream writes the weight:
           it is fetched before those end
 Numerics  sums in float32, rounded once. Logits are rounded first, as with other products: their many equal values
-          make draws short (draw.py). Beside an FP8 weight x is quantised first, as for fp8_linear.py
+          make draws short (draw.py). Beside an FP8 weight x is quantised first, and the matrix units keep fewer bits of
+          a sum between steps, as in fp8_linear.py
 Source    W is the left operand, so that M pads to 16 columns and not to 64 rows. A product of 5 to 20 us spends a
           fifth on its start and its end: both overlap with the neighbours on the stream (pdl.py), while the first
           bytes of the weight are fetched into the second-level cache

@@ -5,9 +5,10 @@
 
 Shapes    x [T, D]; expert, weight [T, k]; up [E, 2I, D] (gate rows first), without a gate [E, I, D]; down
           [E, D, I]; returns y [T, k, D], or [T, 1, D] where it has been summed over j: `sum_outputs` takes either
-Contract  the experts of one token are distinct; an expert that no token chose is not read. Triton: D and I are
-          multiples of 16, the grids follow from shapes alone, and no step waits for the host; up and down may be FP8
-          (`Fp8Experts`), where their scales' blocks, if any, do not cut a step of the kernel
+Contract  experts are numbers from 0 to E - 1, those of one token distinct; an expert that no token chose is not
+          read. Triton: D and I are multiples of 16, the grids follow from shapes alone, and no step waits for the
+          host; up and down may be FP8 (`Fp8Experts`), where their scales' blocks, if any, do not cut a step of the
+          kernel
 Numerics  in x's dtype, torch's sum over experts too; Triton rounds once after each product. Beside experts in FP8 the
           inputs of both products are quantised, too, as those of fp8_linear.py
 Source    Shazeer et al. 2017, "Outrageously Large Neural Networks"; tokens grouped by expert as in MegaBlocks. Many
@@ -130,7 +131,7 @@ def moe_tile(entries_an_expert: float, dtype: torch.dtype, is_fp8: bool = False)
     return MoeTile(128, 64, 64, 8, 4)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])
 def _sort_kernel(
     expert_ptr, order_ptr, tiles_ptr, n,
     E: tl.constexpr, ROWS: tl.constexpr, IS_FEW: tl.constexpr, BLOCK: tl.constexpr,
@@ -181,7 +182,7 @@ def _add_product(sums, x, weight, x_scales, scales, x_groups, start, COLUMN_GROU
         return dot(x, tl.trans(weight), sums)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["x_groups"])
 def _up_kernel(
     x_ptr, x_scale_ptr, weight_ptr, weight_scale_ptr, order_ptr, tiles_ptr, hidden_ptr, stride_x, choices, x_groups,
     D: tl.constexpr, INNER: tl.constexpr,
@@ -235,7 +236,7 @@ def _up_kernel(
     tl.store(hidden_ptrs, hidden.to(hidden_ptr.dtype.element_ty), mask=is_row[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["hidden_groups"])
 def _down_kernel(
     hidden_ptr, hidden_scale_ptr, weight_ptr, weight_scale_ptr, order_ptr, tiles_ptr, scale_ptr, out_ptr, hidden_groups,
     D: tl.constexpr, INNER: tl.constexpr,

@@ -1,6 +1,6 @@
 """Experts of many rows on Hopper: rows are copied to their experts, multiplied in tiles, and summed by token.
 
-Shapes    as headrace/kernels/moe/experts.py
+Shapes    as headrace/kernels/moe/experts.py, but y [T, D] is summed over a token's choices
 Contract  see `fits_hopper`
 Numerics  each product rounds once, and so does the sum over experts, which is taken in float32
 """

@@ -22,12 +22,20 @@ from headrace.kernels.lib.sizes import next_power_of_2
 
 
 class Shared(NamedTuple):
+    """An expert's output for every token, and what its gate is computed from; without a gate it counts once."""
+
     output: Tensor  # [T, D] or parts [S, T, D]
     x: Tensor
     gate: Tensor | None
 
 
 def sum_outputs(outputs: Tensor, shared: Shared | None = None) -> Tensor:
+    """y [T, D]. Raises ValueError if sizes disagree."""
+    if shared is not None:
+        (T, _, D), (output, x, gate) = outputs.shape, shared
+        if output.shape[-2:] != (T, D) or (gate is not None and (gate.shape != (1, x.shape[1]) or len(x) != T)):
+            given = f"outputs {tuple(outputs.shape)}, shared {tuple(output.shape)}, x {tuple(x.shape)}"
+            raise ValueError(f"{given}, gate {None if gate is None else tuple(gate.shape)} disagree")
     if shared is None and outputs.shape[1] == 1:
         return outputs[:, 0]
     return (sum_outputs_triton if runs_triton(outputs) else sum_outputs_torch)(outputs, shared)

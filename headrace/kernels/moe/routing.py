@@ -57,6 +57,7 @@ def _route_kernel(
         left = tl.where(e == place, float("-inf"), left)
     weight /= tl.sum(weight, 0) if RENORMALIZE else total
     tl.store(weight_ptr + row * K + choice, weight, mask=choice < K)
+    expert = tl.minimum(expert, E - 1)  # no other of NaNs
     tl.store(expert_ptr + row * K + choice, expert, mask=choice < K)
 
 

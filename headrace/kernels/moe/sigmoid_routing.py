@@ -99,6 +99,7 @@ def _route_sigmoid_kernel(
     if RENORMALIZE:
         weight /= tl.sum(weight, 0) + SMALLEST
     tl.store(weight_ptr + row * K + place, weight * scale, mask=place < K)
+    expert = tl.minimum(expert, E - 1)  # no other of NaNs
     tl.store(expert_ptr + row * K + place, expert, mask=place < K)
 
 

@@ -1,5 +1,7 @@
 """FP8 matrices and products of few rows with them, against float64, on a GPU or in the interpreter."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -17,16 +19,18 @@ from headrace.kernels.dense.fp8 import (
 from headrace.kernels.dense.small_linear import Tile, small_linear_triton
 from headrace.kernels.dense.swiglu import swiglu_torch
 from tests.kernels.dense.fp8_matrices import GROUPINGS, random_matrix
+from tests.kernels.dense.rows import slice_of_projection
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @pytest.mark.parametrize("form", ["plain", "gated", "logits", "parts"])
 @pytest.mark.parametrize("grouping", GROUPINGS)
-@pytest.mark.parametrize(("M", "O", "I"), [(1, 256, 384), (17, 192, 256), (3, 130, 208)])
-def test_products_of_few_rows(M: int, O: int, I: int, grouping: str, form: str):  # noqa: E741
-    x, weight = torch.randn(M, I, device=DEVICE).bfloat16(), random_matrix(O, I, grouping)
-    tile = Tile(64, 64, 2 if form == "parts" else 1, 4, 2)
+@pytest.mark.parametrize(("M", "O", "I", "parts"), [(1, 256, 384, 2), (17, 192, 256, 2), (3, 130, 208, 8)])
+def test_products_of_few_rows(M: int, O: int, I: int, parts: int, grouping: str, form: str):  # noqa: E741
+    """Eight parts of 208 values: some are empty."""
+    x, weight = slice_of_projection(M, I, torch.bfloat16), random_matrix(O, I, grouping)
+    tile = Tile(64, 64, parts if form == "parts" else 1, 4, 2)
     y = small_linear_triton(x, weight, form, 8.0, tile).double()
     values, scales = quantise_torch(x, weight.has_blocks)
     spread = scales.repeat_interleave(BLOCK, 1)[:, :I] if weight.has_blocks else scales
@@ -35,6 +39,19 @@ def test_products_of_few_rows(M: int, O: int, I: int, grouping: str, form: str):
     ).dequantised().T
     expected = {"gated": lambda: swiglu_torch(exact), "logits": lambda: exact / 8}.get(form, lambda: exact)()
     torch.testing.assert_close(y.sum(0) if form == "parts" else y, expected, atol=2e-2, rtol=2e-2)
+
+
+def test_logits_are_those_of_a_product_in_the_rows_dtype():
+    weight = random_matrix(64, 128, "per channel")
+    for dtype in (torch.bfloat16, torch.float16):
+        x = torch.randn(5, 128, device=DEVICE).to(dtype)
+        logits = small_linear_triton(x, replace(weight, dtype=dtype), "logits", 8.0) * 8
+        assert torch.equal(logits, logits.to(dtype).float())
+
+
+def test_no_rows():
+    x, weight = torch.empty(0, 128, device=DEVICE).bfloat16(), random_matrix(64, 128)
+    assert small_linear_triton(x, weight).shape == (0, 64)
 
 
 @pytest.mark.parametrize("by_block", [False, True])

@@ -108,6 +108,15 @@ def test_tiles_of_real_products_fill_the_chip_and_split_evenly(M: int, model: st
             assert programs <= 3 * 132 or product.name == "head", product
 
 
+@pytest.mark.parametrize("model", SHAPES)
+def test_products_in_blocks_are_split_further(model: str):
+    for product in products(SHAPES[model]):
+        if product.form == "parts":
+            tile = tile_for(64, product.O, product.I, can_split=True, fp8_blocks=True)
+            assert product.I % (tile.parts * tile.depth) == 0, product
+            assert 132 < cdiv(product.O, tile.columns) * tile.parts <= 3 * 132, product
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("model", SHAPES)
 @pytest.mark.parametrize("grouping", [None, "per channel", "blocks"])

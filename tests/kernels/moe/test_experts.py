@@ -53,7 +53,7 @@ def check_experts(
     down = (torch.randn(E, D, inner, device=DEVICE) * inner**-0.5).to(dtype)
     gate_up[-1] = down[-1] = NAN
     expert = torch.rand(rows, E - 1, device=DEVICE).argsort(-1)[:, :k]
-    weight = torch.rand(rows, k, device=DEVICE).to(dtype)
+    weight = torch.rand(rows, k, device=DEVICE)  # as routers give it
     actual = moe_experts_triton(x, expert, weight, gate_up, down, tile).sum(1)
     wide = [t.double() for t in (x, gate_up, down)]
     expected = moe_experts_torch(wide[0], expert, weight.double(), *wide[1:])
@@ -66,7 +66,7 @@ def check_experts(
 def test_experts_in_fp8(has_gate: bool, grouping: str):
     E, k, D, inner = 4, 2, 256, 128
     x, expert = torch.randn(9, D, device=DEVICE).bfloat16(), torch.rand(9, E, device=DEVICE).argsort(-1)[:, :k]
-    weight = torch.rand(9, k, device=DEVICE).bfloat16()
+    weight = torch.rand(9, k, device=DEVICE)
     up = Fp8Experts(random_matrix(E * (1 + has_gate) * inner, D, grouping), E)
     down = Fp8Experts(random_matrix(E * D, inner, grouping), E)
     actual = moe_experts_triton(x, expert, weight, up, down, MoeTile(16, 32, 64, 4, 2)).sum(1)
@@ -88,6 +88,16 @@ def test_each_token_gets_its_own_choice_in_triton(rows: int, has_gate: bool, dty
 @pytest.mark.parametrize(("E", "k", "D", "inner"), [(65, 6, 1536, 512), (257, 8, 2048, 512)])
 def test_experts_of_real_shapes(rows: int, E: int, k: int, D: int, inner: int):
     check_experts(rows, E, k, D, inner, torch.bfloat16, None)
+
+
+@pytest.mark.parametrize(("rows", "k"), [(2, 2), (5, 1)])
+def test_few_entries_of_few_experts(rows: int, k: int):
+    """No more entries than experts: an expert of several has as many places for tiles, and one tile."""
+    x, weight = torch.randn(rows, 16, device=DEVICE), torch.rand(rows, k, device=DEVICE)
+    gate_up, down = torch.randn(5, 32, 16, device=DEVICE), torch.randn(5, 16, 16, device=DEVICE)
+    expert = torch.tensor([3, 1][:k], device=DEVICE).expand(rows, k)
+    actual = moe_experts_triton(x, expert, weight, gate_up, down).sum(1)
+    torch.testing.assert_close(actual, moe_experts_torch(x, expert, weight, gate_up, down), atol=1e-3, rtol=1e-4)
 
 
 def test_all_tokens_may_choose_the_same_experts():

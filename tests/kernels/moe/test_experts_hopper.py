@@ -27,7 +27,7 @@ def operands(
     down = (torch.randn(E, D, inner, device=DEVICE) * inner**-0.5).to(dtype)
     up[-1] = down[-1] = NAN
     expert = torch.rand(rows, E - 1, device=DEVICE).argsort(-1)[:, :k].int()
-    return slice_of_projection(rows, D, dtype), expert, torch.rand(rows, k, device=DEVICE).to(dtype), up, down
+    return slice_of_projection(rows, D, dtype), expert, torch.rand(rows, k, device=DEVICE), up, down
 
 
 def check(y: Tensor, x: Tensor, expert: Tensor, weight: Tensor, up: Tensor, down: Tensor) -> None:

@@ -46,3 +46,11 @@ def test_no_rows():
 def test_gaps_are_refused():
     with pytest.raises(ValueError, match="no gaps"):
         sum_outputs_triton(torch.randn(2, 3, 32, device=DEVICE)[:, :, :16], None)
+
+
+def test_sizes_that_disagree_are_refused():
+    shared = shared_of(3, 32, torch.float32, 2, True)
+    with pytest.raises(ValueError, match="disagree"):
+        sum_outputs(torch.randn(3, 2, 16, device=DEVICE), shared)
+    with pytest.raises(ValueError, match="disagree"):
+        sum_outputs(torch.randn(3, 2, 32, device=DEVICE), shared._replace(x=shared.x[:, :40]))

@@ -15,3 +15,12 @@ def test_triton_equals_the_reference(rows: int, experts: int, k: int, renormaliz
     expected_weight, expected_expert = moe_route_torch(logits, k, renormalize)
     assert torch.equal(expert.long(), expected_expert)
     torch.testing.assert_close(weight, expected_weight)
+
+
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a GPU: the interpreter's maximum of NaNs is another")
+@pytest.mark.parametrize("renormalize", [False, True])
+def test_no_row_chooses_an_expert_that_is_none(renormalize: bool):
+    """Memory behind the last expert would be read."""
+    logits = torch.full((2, 5), float("nan"), device=DEVICE)
+    _, expert = moe_route_triton(logits, 3, renormalize)
+    assert ((expert >= 0) & (expert < 5)).all()

@@ -228,7 +228,7 @@ def grouping_launches(mixture: Mixture) -> Iterator[tuple[str, Launch]]:
     copied = {"D": mixture.hidden, "K": mixture.chosen, "BLOCK": COPIED}
     types = {"x_ptr": "*bf16:16", "place_ptr": "*i32:16", "rows_ptr": "*bf16:16", "stride_x": "i32:16"}
     yield f"spread {mixture.name}", Launch(f"{module}:_spread_kernel", types, copied, num_warps=2)
-    types = {name: "*bf16:16" for name in ("rows_ptr", "weight_ptr", "out_ptr")} | {"place_ptr": "*i32:16"}
+    types = {name: "*bf16:16" for name in ("rows_ptr", "out_ptr")} | {"place_ptr": "*i32:16", "weight_ptr": "*fp32:16"}
     yield f"gather_sum {mixture.name}", Launch(f"{module}:_gather_sum_kernel", types, copied, num_warps=2)
 
 
@@ -258,9 +258,13 @@ def sum_launch(mixture: Mixture) -> Launch:
 
 def experts_launch(mixture: Mixture, tile: MoeTile, kernel: str) -> Launch:
     is_up = kernel == "_up_kernel"
-    pointers = ("x_ptr", "weight_ptr", "hidden_ptr") if is_up else ("hidden_ptr", "weight_ptr", "scale_ptr", "out_ptr")
+    pointers = ("x_ptr", "weight_ptr", "hidden_ptr") if is_up else ("hidden_ptr", "weight_ptr", "out_ptr")
     types = {name: "*bf16:16" for name in pointers} | {"order_ptr": "*i32:16", "tiles_ptr": "*i32:16"}
-    types |= {"stride_x": "i32:16", "choices": "i32", "x_groups": "i32"} if is_up else {"hidden_groups": "i32"}
+    types |= (
+        {"stride_x": "i32:16", "choices": "i32", "x_groups": "i32"}
+        if is_up
+        else {"hidden_groups": "i32", "scale_ptr": "*fp32:16"}
+    )
     constexprs = {"D": mixture.hidden, "INNER": mixture.inner}
     constexprs |= {"ROWS": tile.rows, "COLUMNS": tile.columns if is_up else 2 * tile.columns, "DEPTH": tile.depth}
     constexprs |= {"HAS_GATE": mixture.has_gate} if is_up else {}
