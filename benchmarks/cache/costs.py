@@ -5,7 +5,7 @@
 
 `cache-costs`: hashing, matching, publishing, evicting. Each row fills a cache of so many blocks, one checkpoint for
 every 64 of them, and then keeps publishing into it, so that every new block and every new checkpoint evicts an old one.
-Times are the best of several rounds.
+Times are the best of several rounds. A long prompt in a full cache evicts all its blocks at once: what that holds up.
 
 `cache-updates`: a node process holds one prompt of so many blocks; this process follows it as a router does: the
 engine's pause, the snapshot's way, the router's memory, a lookup.
@@ -26,6 +26,7 @@ from typing import Any
 
 from benchmarks.timing import best_s, table_header, table_row
 from headrace.cache.events import CacheContents
+from headrace.cache.eviction import EVICTION_POLICIES, eviction_policy
 from headrace.cache.hashing import prefix_keys
 from headrace.cache.hits import PrefixHit, ResumeLocally
 from headrace.cache.journal import Journal, Reader
@@ -42,6 +43,7 @@ from router.cluster.cluster_index import NodeIndex
 BLOCK_SIZE = 16
 PROMPT_TOKENS = 131_072
 CHAIN_BLOCKS = 64  # of one prompt that fills the cache
+LONG_BLOCKS = 2048
 ROUNDS = 7
 
 
@@ -88,6 +90,28 @@ def row(num_blocks: int) -> str:
     return table_row(f"{num_blocks:,}", f"{1e3 * match_s:.2f}", f"{per_block_us:.2f}", f"{evicted:.2f}")
 
 
+def long_prompt(eviction: str, num_blocks: int = LONG_BLOCKS) -> str:
+    """A prompt that evicts so many blocks when it is admitted, and gives as many back at its end: medians."""
+    cache = PrefixCache(
+        num_blocks=32 * num_blocks, num_slots=4, block_size=BLOCK_SIZE, eviction=eviction_policy(eviction)
+    )
+    num_tokens = num_blocks * BLOCK_SIZE
+    times: list[tuple[float, float, float]] = []
+    for number in range(96):
+        keys = [PrefixKey(b"%16d%16d" % (number, position)) for position in range(num_blocks)]
+        claim, admitted_s = timed(
+            partial(
+                cache.claim, keys, num_tokens=num_tokens, hit_policy=ResumeLocally(), max_reuse_tokens=num_tokens - 1
+            )
+        )
+        cache.state_written(claim)
+        _, published_s = timed(partial(cache.publish_blocks, claim, keys, num_tokens))
+        _, released_s = timed(partial(cache.release, claim))
+        times.append((admitted_s, published_s, released_s))
+    full = [f"{1e3 * sorted(column)[len(column) // 2]:.2f}" for column in zip(*times[48:], strict=True)]
+    return table_row(eviction, *full)
+
+
 def main(sizes: list[int] = [10_000, 100_000, 1_000_000]) -> None:  # noqa: B006
     """The cache's own work; `sizes` in blocks."""
     tokens = list(range(PROMPT_TOKENS))
@@ -97,6 +121,10 @@ def main(sizes: list[int] = [10_000, 100_000, 1_000_000]) -> None:  # noqa: B006
     print(table_header("blocks in the cache", match, "publish and evict a block, us", "evicted a block"))
     for size in sizes:
         print(row(size), flush=True)
+    print()
+    print(table_header(f"a prompt of {LONG_BLOCKS:,} blocks, ms", "admitted, evicting", "published", "released"))
+    for name in EVICTION_POLICIES:
+        print(long_prompt(name), flush=True)
 
 
 INCARNATION = 1
@@ -137,7 +165,7 @@ def timed(work: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def filled(num_blocks: int, journal: Journal, readers: str) -> PrefixCache:
-    cache = PrefixCache(num_blocks=num_blocks, num_slots=4, block_size=BLOCK_SIZE, on_event=journal.record)
+    cache = PrefixCache(num_blocks=num_blocks, num_slots=4, block_size=BLOCK_SIZE, on_events=journal.record)
     num_tokens = num_blocks * BLOCK_SIZE
     keys = prefix_keys(range(num_tokens), BLOCK_SIZE)
     claim = cache.claim(keys, num_tokens=num_tokens, hit_policy=ResumeLocally(), max_reuse_tokens=0)

@@ -12,10 +12,9 @@ from functools import partial
 
 from benchmarks.router.events import Events
 from benchmarks.router.node import SimulatedNode
-from benchmarks.router.view import Feed, RouterView
+from benchmarks.router.view import RouterView
 from benchmarks.router.work import RECEIVE, AttentionAlone, NodeShape, Work
 from benchmarks.router.workload import Arrival, Workload
-from headrace.cache.events import CacheEvent
 from headrace.cache.hits import ResumeLocally
 from headrace.wire.node_messages import Role
 from node_runtime.config import RuntimeConfig
@@ -123,7 +122,7 @@ class SimulatedCluster:
                 role,
                 arrangement.prefill_shape or shape if role is Role.PREFILL else shape,
                 self.events,
-                on_event=partial(self._changed, self._view.feed(name, shape.block_size)),
+                on_events=self._view.feed(name, shape.block_size, self.events).add,
                 on_prefilled=self._prefilled,
                 on_finished=self._finished,
                 token_gap_s=objectives.token_gap_s,
@@ -152,9 +151,6 @@ class SimulatedCluster:
         arrival, arrivals = argument
         self._next(arrivals)
         self._arrive(arrival)
-
-    def _changed(self, feed: Feed, event: CacheEvent) -> None:
-        feed.add(self.events.now_s, event)
 
     def _heartbeat(self, _: None) -> None:
         reports = self._view.heartbeat(self.events.now_s)

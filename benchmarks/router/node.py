@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from benchmarks.router.events import Events
 from benchmarks.router.first_come import FirstCome
@@ -22,6 +22,7 @@ from headrace.cache.eviction import eviction_policy
 from headrace.cache.hits import FetchState
 from headrace.cache.prefix_cache import PrefixCache
 from headrace.cache.publishing import Publisher, ScheduledChunk
+from headrace.cache.stats import CacheStats
 from headrace.engine.scheduler import Scheduler
 from headrace.engine.step_budget import TokenCost
 from headrace.engine.waiting import WaitingLine
@@ -47,7 +48,7 @@ class SimulatedNode:
         shape: NodeShape,
         events: Events,
         *,
-        on_event: Callable[[CacheEvent], None],
+        on_events: Callable[[Sequence[CacheEvent]], None],
         on_prefilled: Callable[[Work], None],
         on_finished: Callable[[Work], None],
         token_gap_s: float | None = None,
@@ -63,7 +64,7 @@ class SimulatedNode:
             num_slots=shape.num_slots,
             block_size=shape.block_size,
             eviction=eviction_policy(shape.eviction),
-            on_event=on_event,
+            on_events=on_events,
         )
         self._events = events
         self._costs = shape.costs
@@ -139,7 +140,8 @@ class SimulatedNode:
         """True if it waits for room here."""
         return work in list(self._line)  # type: ignore[comparison-overlap]
 
-    def load(self) -> Load:
+    def load(self, stats: CacheStats) -> Load:
+        """The node's work, with the room that its cache has by these figures."""
         left = [work.prefill_length - work.num_computed for work in self._prefilling]
         depths = sum(
             StepShape.prefill(work.num_computed, work.prefill_length).prefill_depths for work in self._prefilling
@@ -150,7 +152,6 @@ class SimulatedNode:
         lengths = [0] * max((each.bit_length() for each in left), default=0)
         for each in left:
             lengths[each.bit_length() - 1] += each
-        stats = self.cache.stats()
         return Load(
             num_decoding=len(self._decoding),
             context_tokens=self._context_tokens,

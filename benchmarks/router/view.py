@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 
+from benchmarks.router.events import Events
 from benchmarks.router.node import SimulatedNode
 from benchmarks.router.workload import Arrival
 from headrace.cache.events import BlockEvicted, BlockStored, CacheEvent, CheckpointEvicted, CheckpointStored
 from headrace.cache.hits import PrefixHit
 from headrace.cache.layout import AttentionGroup, CacheLayout, StateGroup
 from headrace.cache.pools import PoolCounts
+from headrace.cache.types import PrefixKey
 from headrace.step_costs import TIMED_STEPS
 from headrace.wire.cache_updates import CacheChange, CacheChanges, CacheSnapshotPart
 from headrace.wire.node_messages import LinkStatus, NodeInfo, NodeStatus, PoolStatus, Role
@@ -27,6 +29,8 @@ CHANGES = {
 }
 
 
+Changes = tuple[tuple[CacheChange, PrefixKey], ...]
+
 MEASURED = {TIMED_STEPS: 99.0}
 """Counters of a node whose costs are its own."""
 
@@ -34,18 +38,19 @@ MEASURED = {TIMED_STEPS: 99.0}
 class Feed:
     """One node's cache events on their way to the index; `pending` are those of all nodes, in order of time."""
 
-    def __init__(self, index: NodeIndex, pending: deque[tuple[float, Feed, CacheEvent]]) -> None:
+    def __init__(self, index: NodeIndex, clock: Events, pending: deque[tuple[float, Feed, Changes]]) -> None:
         self._index = index
+        self._clock = clock
         self._sequence = 0
         self._pending = pending
         index.apply(CacheSnapshotPart(1, 0, (), (), is_last=True))
 
-    def add(self, now_s: float, event: CacheEvent) -> None:
-        self._pending.append((now_s, self, event))
-
-    def apply(self, events: Sequence[CacheEvent]) -> None:
-        """Takes over what has arrived."""
+    def add(self, events: Sequence[CacheEvent]) -> None:
         changes = tuple([(CHANGES[type(event)], event.key) for event in events])
+        self._pending.append((self._clock.now_s, self, changes))
+
+    def apply(self, changes: Changes) -> None:
+        """Takes over what has arrived."""
         self._index.apply(CacheChanges(1, self._sequence + 1, changes))
         self._sequence += len(changes)
 
@@ -65,12 +70,12 @@ class RouterView:
         self._index_delay_s = index_delay_s
         self._nodes: list[SimulatedNode] = []
         self._infos: list[NodeInfo] = []
-        self._pending: deque[tuple[float, Feed, CacheEvent]] = deque()
+        self._pending: deque[tuple[float, Feed, Changes]] = deque()
         self._links: tuple[LinkStatus, ...] = ()
 
-    def feed(self, name: str, block_size: int) -> Feed:
+    def feed(self, name: str, block_size: int, clock: Events) -> Feed:
         """The way of a new node's cache events to the index."""
-        return Feed(self._index.add((name, 1), block_size), self._pending)
+        return Feed(self._index.add((name, 1), block_size), clock, self._pending)
 
     def register(self, nodes: Sequence[SimulatedNode]) -> None:
         """Takes the nodes of the cluster, sorted by name."""
@@ -98,12 +103,9 @@ class RouterView:
     def catch_up(self, now_s: float) -> None:
         """Takes over the cache events that have arrived by now."""
         pending, sent_by_s = self._pending, now_s - self._index_delay_s
-        arrived: defaultdict[Feed, list[CacheEvent]] = defaultdict(list)
         while pending and pending[0][0] <= sent_by_s:
-            _, feed, event = pending.popleft()
-            arrived[feed].append(event)
-        for feed, events in arrived.items():
-            feed.apply(events)
+            _, feed, changes = pending.popleft()
+            feed.apply(changes)
 
     def candidates(self, arrival: Arrival, now_s: float, avoided: Collection[str] = ()) -> Sequence[Candidate]:
         """The real snapshot; for a model of attention alone every block is one from which a node can resume."""
@@ -114,7 +116,7 @@ class RouterView:
 
 def _without_states(candidate: Candidate) -> Candidate:
     found = candidate.hit.attention_tokens
-    return candidate._replace(hit=PrefixHit(found, found, found)) if found else candidate
+    return candidate.with_hit(PrefixHit(found, found, found)) if found else candidate
 
 
 def _info(node: SimulatedNode) -> NodeInfo:
@@ -131,7 +133,8 @@ def _info(node: SimulatedNode) -> NodeInfo:
 
 
 def _status(node: SimulatedNode, links: tuple[LinkStatus, ...]) -> NodeStatus:
-    stats, load = node.cache.stats(), node.load()
+    stats = node.cache.stats()
+    load = node.load(stats)
     return NodeStatus(
         running=node.num_running,
         waiting=node.num_waiting,

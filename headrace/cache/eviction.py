@@ -71,6 +71,14 @@ class EvictionOrder(Protocol[Id]):
         ...
 
 
+class BlockOrder(EvictionOrder[BlockId], Protocol):
+    """The order of blocks, which are evicted by the thousand when long prompts come."""
+
+    def pop(self, num: int) -> list[BlockId]:
+        """Removes the next `num` blocks to evict, or all if there are fewer, and returns them in order."""
+        ...
+
+
 class Recency(Generic[Id]):
     """Least recently used first; one tier."""
 
@@ -99,6 +107,10 @@ class Recency(Generic[Id]):
     def first(self, up_to: Tier = PRIMARY) -> Id | None:
         return next(iter(self._ids), None)
 
+    def pop(self, num: int) -> list[Id]:
+        ids = self._ids
+        return [ids.popitem(last=False)[0] for _ in range(min(num, len(ids)))]
+
     def count_use(self, id_: Id) -> None:
         pass
 
@@ -119,7 +131,7 @@ class Reused(Generic[Id]):
 
     def __init__(self) -> None:
         self._clock = 0.0
-        self._uses: dict[Id, int] = {}
+        self._uses: dict[Id, int] = {}  # up to as many as there are worths
         self._queues: tuple[OrderedDict[Id, float], ...] = tuple(OrderedDict() for _ in REUSE_WORTHS)
         self._queue_of: dict[Id, OrderedDict[Id, float]] = {}
 
@@ -134,7 +146,7 @@ class Reused(Generic[Id]):
         return (id_ for _, id_ in heapq.merge(*queues, key=_priority))
 
     def add(self, id_: Id) -> None:
-        level = min(self._uses.get(id_, 1), len(REUSE_WORTHS)) - 1
+        level = self._uses.get(id_, 1) - 1
         queue = self._queue_of[id_] = self._queues[level]
         queue[id_] = self._clock + REUSE_WORTHS[level]
 
@@ -153,8 +165,23 @@ class Reused(Generic[Id]):
         id_, self._clock = min(heads, key=lambda head: head[1])
         return id_
 
+    def pop(self, num: int) -> list[Id]:
+        heads = [next(iter(queue.values()), math.inf) for queue in self._queues]
+        found = []
+        for _ in range(min(num, len(self._queue_of))):
+            self._clock = min(heads)
+            level = heads.index(self._clock)
+            queue = self._queues[level]
+            id_, _ = queue.popitem(last=False)
+            del self._queue_of[id_]
+            heads[level] = next(iter(queue.values()), math.inf)
+            found.append(id_)
+        return found
+
     def count_use(self, id_: Id) -> None:
-        self._uses[id_] = self._uses.get(id_, 0) + 1
+        num_uses = self._uses.get(id_, 0)
+        if num_uses < len(REUSE_WORTHS):
+            self._uses[id_] = num_uses + 1
 
     def forget(self, id_: Id) -> None:
         self._uses.pop(id_, None)
@@ -232,7 +259,7 @@ class EvictionPolicy(Protocol):
     @property
     def name(self) -> str: ...
 
-    def block_order(self) -> EvictionOrder[BlockId]:
+    def block_order(self) -> BlockOrder:
         """A new, empty order."""
         ...
 
@@ -246,7 +273,7 @@ class Lru:
 
     name = "lru"
 
-    def block_order(self) -> EvictionOrder[BlockId]:
+    def block_order(self) -> BlockOrder:
         return Recency()
 
     def worth(self, above_tokens: int, num_tokens: int) -> float:
@@ -263,7 +290,7 @@ class FlopAware:
     attention_parity_position: float = math.inf
     name = "flop_aware"
 
-    def block_order(self) -> EvictionOrder[BlockId]:
+    def block_order(self) -> BlockOrder:
         return Recency()
 
     def worth(self, above_tokens: int, num_tokens: int) -> float:
@@ -277,7 +304,7 @@ class ReuseAware(FlopAware):
 
     name = "reuse_aware"
 
-    def block_order(self) -> EvictionOrder[BlockId]:
+    def block_order(self) -> BlockOrder:
         return Reused()
 
 

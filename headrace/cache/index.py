@@ -75,16 +75,20 @@ class Entry:
             after.previous_sibling = before
         self.previous_sibling = self.next_sibling = None
 
-    def upward(self) -> Iterator["Entry"]:
+    def upward(self) -> list["Entry"]:
         """This entry, its parent and so on to the first block of the prompt."""
-        entry: Entry | None = self
-        while entry is not None:
-            yield entry
-            entry = entry.parent
+        found, parent = [self], self.parent
+        while parent is not None:
+            found.append(parent)
+            parent = parent.parent
+        return found
 
     def deepest_checkpoint(self) -> Checkpoint | None:
         """The last checkpoint at or above this entry."""
-        return next((entry.checkpoint for entry in self.upward() if entry.checkpoint is not None), None)
+        entry: Entry | None = self
+        while entry is not None and entry.checkpoint is None:
+            entry = entry.parent
+        return None if entry is None else entry.checkpoint
 
 
 class PrefixIndex:
@@ -115,16 +119,19 @@ class PrefixIndex:
         entry = self._by_slot.get(checkpoint.slot)
         return entry if entry is not None and entry.checkpoint is checkpoint else None
 
-    def add(self, key: PrefixKey, parent: Entry | None, block: BlockId) -> Entry:
-        """Index `block` under a new key, below `parent`, which must be indexed."""
-        if key in self._entries or (parent is not None and not parent.indexed):
-            raise CorruptCache(f"block {block} cannot be indexed: its key is known or its parent is not")
-        num_tokens = (parent.num_tokens if parent else 0) + self._block_size
-        entry = Entry(key, parent, num_tokens, block)
-        if parent is not None:
-            parent.adopt(entry)
-        self._entries[key] = self._by_block[block] = entry
-        return entry
+    def add_chain(self, keys: Sequence[PrefixKey], parent: Entry | None, blocks: Sequence[BlockId]) -> Entry | None:
+        """Index `blocks` under new keys, the first below `parent`, which must be indexed; returns the last entry."""
+        entries, by_block, size = self._entries, self._by_block, self._block_size
+        num_tokens = parent.num_tokens if parent is not None else 0
+        for key, block in zip(keys, blocks, strict=True):
+            if key in entries or (parent is not None and not parent.indexed):
+                raise CorruptCache(f"block {block} cannot be indexed: its key is known or its parent is not")
+            num_tokens += size
+            entry = Entry(key, parent, num_tokens, block)
+            if parent is not None:
+                parent.adopt(entry)
+            entries[key] = by_block[block] = parent = entry
+        return parent
 
     def attach(self, entry: Entry, checkpoint: Checkpoint) -> None:
         """Make `checkpoint` findable at `entry`, which must be indexed and have none."""
@@ -142,19 +149,18 @@ class PrefixIndex:
         return checkpoint
 
     def remove(self, entry: Entry) -> list[Entry]:
-        """Remove `entry` and all below it; return them, each with its checkpoint, which is removed too."""
+        """Remove `entry` and all below it; return them, parents first, with their checkpoints, removed as well."""
         entry.leave_parent()
-        removed, pending = [], [entry]
-        while pending:
-            current = pending.pop()
-            pending.extend(current.children())
+        removed = [entry]
+        for current in removed:
+            if current.first_child is not None:
+                removed.extend(current.children())
             # No links down or sideways remain, so reference counting frees the entries without the collector.
             current.first_child = current.previous_sibling = current.next_sibling = None
             current.indexed = False
             del self._entries[current.key], self._by_block[current.block]
             if current.checkpoint is not None:
                 del self._by_slot[current.checkpoint.slot]
-            removed.append(current)
         return removed
 
     def entries(self) -> Iterator[Entry]:

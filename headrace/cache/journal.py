@@ -8,7 +8,7 @@ Not thread-safe: it belongs to the thread that calls the cache.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -47,7 +47,7 @@ class Reader:
 class Journal:
     """Numbers the events of a cache from 1 on, and keeps the last `max_events` while there are readers.
 
-    `record` is the cache's `on_event`; without readers it only counts.
+    `record` is the cache's `on_events`; without readers it only counts.
     """
 
     def __init__(self, max_events: int = DEFAULT_MAX_EVENTS) -> None:
@@ -58,11 +58,11 @@ class Journal:
         self._readers: set[Reader] = set()
         self._up_to_date: set[Reader] = set()
 
-    def record(self, event: CacheEvent) -> None:
-        self.sequence += 1
+    def record(self, events: Sequence[CacheEvent]) -> None:
+        self.sequence += len(events)
         if not self._readers:
             return
-        self._recent.append(event)
+        self._recent.extend(events)
         while self._up_to_date:
             self._up_to_date.pop().on_news()
 

@@ -6,8 +6,8 @@ An id is in exactly one of three places:
     cached    only the prefix index refers to it; kept in eviction order
     in use    a claim or a lease holds a reference; the index may refer to it as well
 
-A pool does not evict by itself, because the index must forget the id first: `first()` names the candidate, `uncache()`
-frees it.
+A pool does not evict by itself, because the index must forget the id as well: `first()` names the next slot to go and
+`uncache()` frees it, blocks go by `evict()`.
 Every operation is O(1) for each id.
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from headrace.cache.errors import CorruptCache, NotHeld
-from headrace.cache.eviction import EvictionOrder
+from headrace.cache.eviction import BlockOrder, EvictionOrder
 from headrace.cache.types import PRIMARY, BlockId, SlotId, Tier
 
 Id = TypeVar("Id", bound=int)
@@ -50,45 +50,56 @@ class _Pool(Generic[Id]):
         return PoolCounts(free=free, cached=cached, in_use=self._total - free - cached)
 
     def capacity(self, keeping: Iterable[Id] = ()) -> int:
-        """How many ids could be reserved, evicting if need be, while those in `keeping` stay."""
-        return len(self._free) + len(self._unused) - sum(id_ in self._unused for id_ in keeping)
+        """How many ids could be reserved, evicting if need be, while those in `keeping`, cached or in use, stay."""
+        references = self._references
+        return len(self._free) + len(self._unused) - [references[id_] for id_ in keeping].count(0)
 
     def reserve(self, num: int) -> list[Id] | None:
         """Takes `num` free ids, each with one reference; None and no change if fewer are free."""
-        if num > len(self._free):
+        free, references = self._free, self._references
+        num_left = len(free) - num
+        if num_left < 0:
             return None
-        ids = [self._free.pop() for _ in range(num)]
+        ids = free[num_left:]
+        ids.reverse()
+        del free[num_left:]
         for id_ in ids:
-            self._references[id_] = 1
+            references[id_] = 1
         return ids
 
-    def acquire(self, id_: Id) -> None:
-        """Adds a reference to an id that is cached or in use. Raises NotHeld if it is free."""
-        if not self._references[id_]:
-            if id_ not in self._unused:
-                raise NotHeld(f"{type(self).__name__}: {id_} is free and cannot be shared: reserve it")
-            self._unused.remove(id_)
-        self._references[id_] += 1
+    def acquire(self, *ids: Id) -> None:
+        """Adds a reference to each id, which is cached or in use. Raises NotHeld at one that is free."""
+        references, indexed, unused = self._references, self._indexed, self._unused
+        for id_ in ids:
+            if not references[id_]:
+                if not indexed[id_]:
+                    raise NotHeld(f"{type(self).__name__}: {id_} is free and cannot be shared: reserve it")
+                unused.remove(id_)
+            references[id_] += 1
 
-    def drop(self, id_: Id) -> None:
-        """Gives a reference back; with the last one the id becomes cached, used just now, or free. Raises NotHeld."""
-        if not self._references[id_]:
-            raise NotHeld(f"{type(self).__name__}: {id_} was given back without being held: released twice?")
-        self._references[id_] -= 1
-        if self._indexed[id_]:
-            self._unused.count_use(id_)
-        if self._references[id_]:
-            return
-        if self._indexed[id_]:
-            self._unused.add(id_)
-        else:
-            self._free.append(id_)
+    def drop(self, *ids: Id) -> None:
+        """Gives back a reference to each id; with its last one an id becomes cached, used just now, or free. Raises
+        NotHeld at one that has none."""
+        references, indexed, unused = self._references, self._indexed, self._unused
+        for id_ in ids:
+            num_left = references[id_] - 1
+            if num_left < 0:
+                raise NotHeld(f"{type(self).__name__}: {id_} was given back without being held: released twice?")
+            references[id_] = num_left
+            if indexed[id_]:
+                unused.count_use(id_)
+                if not num_left:
+                    unused.add(id_)
+            elif not num_left:
+                self._free.append(id_)
 
-    def cache(self, id_: Id) -> None:
-        """The index refers to `id_` from now on. Raises NotHeld unless it is in use and not yet indexed."""
-        if not self._references[id_] or self._indexed[id_]:
-            raise NotHeld(f"{type(self).__name__}: {id_} cannot be cached: it is free or already cached")
-        self._indexed[id_] = True
+    def cache(self, *ids: Id) -> None:
+        """The index refers to each id from now on. Raises NotHeld at one that is not in use, or indexed already."""
+        references, indexed = self._references, self._indexed
+        for id_ in ids:
+            if not references[id_] or indexed[id_]:
+                raise NotHeld(f"{type(self).__name__}: {id_} cannot be cached: it is free or already cached")
+            indexed[id_] = True
 
     def uncache(self, id_: Id) -> None:
         """The index has forgotten `id_`: it is free now, or with its last reference. Raises NotHeld."""
@@ -167,8 +178,19 @@ def _slices(total: int) -> Iterator[slice]:
 class BlockPool(_Pool[BlockId]):
     """Attention blocks 0 .. num_blocks - 1."""
 
-    def __init__(self, num_blocks: int, order: EvictionOrder[BlockId]) -> None:
+    def __init__(self, num_blocks: int, order: BlockOrder) -> None:
         super().__init__([BlockId(block) for block in range(num_blocks)], order)
+        self._blocks = order
+
+    def evict(self, num: int) -> list[BlockId]:
+        """Frees the next `num` blocks to evict, or all that are cached, and returns them in order. The index must
+        forget them."""
+        evicted = self._blocks.pop(num)
+        for block in evicted:
+            self._indexed[block] = False
+            self._blocks.forget(block)
+        self._free += evicted
+        return evicted
 
 
 class StatePool(_Pool[SlotId]):

@@ -31,7 +31,7 @@ class PrefixCache:
     num_draft_slots   slots beyond `num_slots` that hold states between drafts: no claim or checkpoint takes them
     packed            checkpoints' own pool; None: a state becomes a checkpoint where it is, without a copy
     eviction          eviction order of checkpoints; None: the default policy
-    on_event          called for everything that becomes findable or stops being so, as it happens
+    on_events         called with everything that becomes findable or stops being so, in order, as it happens
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class PrefixCache:
         num_draft_slots: int = 0,
         packed: PackedPool | None = None,
         eviction: EvictionPolicy | None = None,
-        on_event: Callable[[CacheEvent], None] = lambda event: None,
+        on_events: Callable[[Sequence[CacheEvent]], None] = lambda events: None,
     ) -> None:
         for name, value in (("num_blocks", num_blocks), ("num_slots", num_slots), ("block_size", block_size)):
             if value < 1:
@@ -55,7 +55,7 @@ class PrefixCache:
             num_packed_slots=packed.num_slots if packed is not None else 0,
             block_size=block_size,
             eviction=eviction or eviction_policy(),
-            on_event=on_event,
+            on_events=on_events,
         )
         self.draft_slots = DraftSlots(self._storage.running.reserve(num_draft_slots) or [])
         self._slots: CheckpointSlots = (
@@ -103,7 +103,7 @@ class PrefixCache:
         if storage.blocks.capacity(keeping=shared) < num_wanted or not self._slots.has_room(source):
             return None
 
-        storage.acquire_blocks(shared)
+        storage.blocks.acquire(*shared)
         if source is not None:
             self._resume_from(source)
         branch_point = hit_policy.branch_point(hit)
@@ -180,9 +180,11 @@ class PrefixCache:
         # Another request's block above ours was evicted, and ours were forgotten with it: publish them again.
         while tail is not None and not tail.indexed:
             tail = tail.parent
-        for position in range(storage.depth(tail), num_full):
-            key, block = keys[position], claim.block_ids[position]
-            tail = storage.index.get(key) or storage.index_block(key, tail, block)
+        position = storage.depth(tail)
+        while position < num_full and (known := storage.index.get(keys[position])) is not None:
+            tail, position = known, position + 1
+        if position < num_full:  # a key that follows on an unknown one is unknown, too
+            tail = storage.index_blocks(keys[position:num_full], tail, claim.block_ids[position:num_full])
         claim.tail = tail
 
     def reserve_slot(self, claim: Claim, tier: Tier = PRIMARY) -> SlotId | None:
@@ -256,7 +258,7 @@ class PrefixCache:
         if tail is None:
             return None
         block_ids = _blocks_through(tail)
-        self._storage.acquire_blocks(block_ids)
+        self._storage.blocks.acquire(*block_ids)
         self._resume_from(checkpoint)
         return Hold(block_ids, tail, checkpoint)
 

@@ -7,7 +7,7 @@ hangs below the first one's block. If that block is evicted, everything below it
 request publishes its own copies with its next full block.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from headrace.cache.errors import CorruptCache, NotHeld
 from headrace.cache.events import BlockEvicted, BlockStored, CacheEvent, CheckpointEvicted, CheckpointStored
@@ -33,10 +33,10 @@ class Storage:
         num_packed_slots: int = 0,
         block_size: int,
         eviction: EvictionPolicy,
-        on_event: Callable[[CacheEvent], None],
+        on_events: Callable[[Sequence[CacheEvent]], None],
     ) -> None:
         self.block_size = block_size
-        self._on_event = on_event
+        self._on_events = on_events
         self._eviction = eviction
         self.blocks = BlockPool(num_blocks, eviction.block_order())
         self.running = StatePool(range(num_slots), Ranked(self._rank))
@@ -58,18 +58,26 @@ class Storage:
 
     def reserve_blocks(self, num: int) -> list[BlockId]:
         """`num` blocks, evicting as needed. The caller has checked the pool's `capacity`."""
-        while (blocks := self.blocks.reserve(num)) is None:
-            first = self.blocks.first()
-            if first is None:
-                raise CorruptCache(f"{num} blocks were promised but are not there")
-            # Those below an entry come after it, and go before it.
-            for entry in reversed(self.index.remove(self.index.by_block(first))):
-                if entry.checkpoint is not None:
-                    self._evicted(entry.checkpoint)
-                self.blocks.uncache(entry.block)
-                self.totals.block_evictions += 1
-                self._on_event(BlockEvicted(entry.key))
+        missing = num - self.blocks.num_free
+        if missing > 0:
+            self._evict_blocks(missing)
+        blocks = self.blocks.reserve(num)
+        if blocks is None:
+            raise CorruptCache(f"{num} blocks were promised but are not there")
         return blocks
+
+    def _evict_blocks(self, num: int) -> None:
+        index, events = self.index, list[CacheEvent]()
+        for block in self.blocks.evict(num):
+            # Those below an entry come after it, and go before it: what is left of them is in use.
+            for entry in reversed(index.remove(index.by_block(block))):
+                if entry.checkpoint is not None:
+                    events.append(self._evicted(entry.checkpoint))
+                if entry.block != block:
+                    self.blocks.uncache(entry.block)
+                self.totals.block_evictions += 1
+                events.append(BlockEvicted(entry.key))
+        self._on_events(events)
 
     def reserve_slot(self, tier: Tier = PRIMARY) -> SlotId | None:
         """One slot, evicting if need be a checkpoint of this tier or below; None if there is none."""
@@ -77,7 +85,7 @@ class Storage:
             first = self.slots.first(tier)
             if first is None:
                 return None
-            self._evicted(self.index.detach(self.index.by_slot(first)))
+            self._on_events([self._evicted(self.index.detach(self.index.by_slot(first)))])
         slots = self.slots.reserve(1)
         assert slots is not None, "one is free now"
         return slots[0]
@@ -89,23 +97,21 @@ class Storage:
             return Rank(checkpoint.tier, worth=1.0)
         return Rank(PRIMARY, self._eviction.worth(checkpoint.above_tokens, checkpoint.num_tokens))
 
-    def _evicted(self, checkpoint: Checkpoint) -> None:
-        self._removed(checkpoint)
+    def _evicted(self, checkpoint: Checkpoint) -> CacheEvent:
+        self.slots.uncache(checkpoint.slot)
         self.totals.checkpoints_evicted += 1
         self.totals.checkpoints_evicted_unused += checkpoint.num_resumes == 0
-
-    def _removed(self, checkpoint: Checkpoint) -> None:
-        self.slots.uncache(checkpoint.slot)
-        self._on_event(CheckpointEvicted(checkpoint.key))
+        return CheckpointEvicted(checkpoint.key)
 
     # Indexing
 
-    def index_block(self, key: PrefixKey, parent: Entry | None, block: BlockId) -> Entry:
-        """Make a held block findable under a key that is not known yet."""
-        self.blocks.cache(block)
-        entry = self.index.add(key, parent, block)
-        self._on_event(BlockStored(key, None if parent is None else parent.key))
-        return entry
+    def index_blocks(self, keys: Sequence[PrefixKey], parent: Entry | None, blocks: Sequence[BlockId]) -> Entry | None:
+        """Make held blocks findable, each below the one before it, under keys that are not known yet."""
+        self.blocks.cache(*blocks)
+        above = (None if parent is None else parent.key, *keys)
+        last = self.index.add_chain(keys, parent, blocks)
+        self._on_events(list(map(BlockStored, keys, above)))
+        return last
 
     def index_state(self, entry: Entry, slot: SlotId, tier: Tier, above_tokens: int) -> Checkpoint:
         """Make the state in a held slot findable at `entry`, which has none."""
@@ -113,7 +119,7 @@ class Storage:
         self.slots.cache(slot)
         self.index.attach(entry, checkpoint)
         self.totals.checkpoints_published += 1
-        self._on_event(CheckpointStored(checkpoint.key, checkpoint.num_tokens))
+        self._on_events([CheckpointStored(checkpoint.key, checkpoint.num_tokens)])
         return checkpoint
 
     def forget_checkpoint(self, checkpoint: Checkpoint) -> bool:
@@ -121,29 +127,29 @@ class Storage:
         entry = self.index.find(checkpoint)
         if entry is None or self.slots.is_referenced(checkpoint.slot):
             return False
-        self._removed(self.index.detach(entry))
+        self.slots.uncache(self.index.detach(entry).slot)
+        self._on_events([CheckpointEvicted(checkpoint.key)])
         return True
 
     # References
-
-    def acquire_blocks(self, block_ids: Iterable[BlockId]) -> None:
-        for block in block_ids:
-            self.blocks.acquire(block)
 
     def drop_blocks(self, block_ids: Sequence[BlockId], tail: Entry | None) -> None:
         """Give back the blocks of one request, the last one first; `tail` is the deepest entry of its prefix.
 
         What is indexed for the same prefix is touched in the same order, whosever block it is.
         """
-        num_known = self.depth(tail)
-        for block in reversed(block_ids[num_known:]):
-            self.blocks.drop(block)
+        blocks, num_known = self.blocks, self.depth(tail)
+        blocks.drop(*reversed(block_ids[num_known:]))
         if tail is None:
             return
+        own: list[BlockId] = []
         for block, entry in zip(reversed(block_ids[:num_known]), tail.upward(), strict=True):
-            self.blocks.drop(block)
-            if entry.indexed and entry.block != block:
-                self.blocks.touch(entry.block)
+            own.append(block)
+            if entry.block != block and entry.indexed:
+                blocks.drop(*own)
+                own.clear()
+                blocks.touch(entry.block)
+        blocks.drop(*own)
 
     def drop_slot(self, slot: SlotId) -> None:
         """Give back a reserved slot that was never indexed. Raises NotHeld."""

@@ -115,7 +115,7 @@ def engine_around(
         num_draft_slots=sizes.num_draft_slots,
         packed=_packed_pool(memory, sizes),
         eviction=eviction_policy(config.eviction_policy, parity_depth),
-        on_event=journal.record,
+        on_events=journal.record,
     )
     drafting = None
     if drafts:

@@ -9,7 +9,7 @@ costs 969 of them.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from headrace.cache.checkpoints import ChunkSpan
 from headrace.step_costs import StepCosts
@@ -76,12 +76,12 @@ class StepBudget:
     def without(self, span: ChunkSpan) -> StepBudget:
         """Budget that is left beside this chunk."""
         left = max(0.0, self.cost - self.token_cost.of(span))
-        return replace(self, num_tokens=self.num_tokens - (span.end - span.start), cost=left)
+        return StepBudget(self.token_cost, self.num_tokens - (span.end - span.start), left)
 
     def at_most(self, cost: float) -> StepBudget:
         """Budget of no more than this cost."""
-        return replace(self, cost=min(self.cost, cost))
+        return StepBudget(self.token_cost, self.num_tokens, min(self.cost, cost))
 
     def part(self, share: float) -> StepBudget:
         """Budget of such a share of it, in whole tokens."""
-        return replace(self, num_tokens=int(self.num_tokens * share), cost=self.cost * share)
+        return StepBudget(self.token_cost, int(self.num_tokens * share), self.cost * share)

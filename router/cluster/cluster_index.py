@@ -5,7 +5,9 @@ A hint, by design: the index lags behind the nodes, so a decision based on it mu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 from headrace.cache.conversion import BlockConversion
@@ -50,8 +52,8 @@ class NodeIndex:
             case CacheChanges(_, first_sequence, changes):
                 if self.sequence is None or not self.is_followed or first_sequence != self.sequence + 1:
                     raise MissedUpdates(f"change {first_sequence} follows on {self.sequence}")
-                for kind, key in changes:
-                    self._change(kind, key)
+                for kind, of_kind in groupby(changes, key=itemgetter(0)):
+                    self._change(kind, map(itemgetter(1), of_kind))
                 self.sequence += len(changes)
         self._table.sweep()
 
@@ -82,8 +84,8 @@ class NodeIndex:
         if self._arriving is None:
             self._arriving = _Arriving(self.bit if self.sequence is None else self._table.new_bit())
         arriving, table = self._arriving, self._table
-        arriving.num_blocks += sum(table.blocks.add(key, arriving.bit) for key in part.blocks)
-        arriving.num_checkpoints += sum(table.checkpoints.add(key, arriving.bit) for key in part.checkpoints)
+        arriving.num_blocks += table.blocks.add(part.blocks, arriving.bit)
+        arriving.num_checkpoints += table.checkpoints.add(part.checkpoints, arriving.bit)
         if part.is_last:
             if self.bit != arriving.bit:
                 table.retire(self.bit)
@@ -93,17 +95,17 @@ class NodeIndex:
             self.sequence, self.is_followed = part.sequence, True
             table.generation += 1
 
-    def _change(self, kind: CacheChange, key: PrefixKey) -> None:
+    def _change(self, kind: CacheChange, keys: Iterable[PrefixKey]) -> None:
         table = self._table
         match kind:
             case CacheChange.BLOCK_STORED:
-                self.num_blocks += table.blocks.add(key, self.bit)
+                self.num_blocks += table.blocks.add(keys, self.bit)
             case CacheChange.BLOCK_EVICTED:
-                self.num_blocks -= table.blocks.discard(key, self.bit)
+                self.num_blocks -= table.blocks.discard(keys, self.bit)
             case CacheChange.CHECKPOINT_STORED:
-                self.num_checkpoints += table.checkpoints.add(key, self.bit)
+                self.num_checkpoints += table.checkpoints.add(keys, self.bit)
             case CacheChange.CHECKPOINT_EVICTED:
-                self.num_checkpoints -= table.checkpoints.discard(key, self.bit)
+                self.num_checkpoints -= table.checkpoints.discard(keys, self.bit)
 
 
 class _Arriving:

@@ -7,7 +7,7 @@ update; only then is it given to another node. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress, count, islice
 
 from headrace.cache.types import PrefixKey
@@ -25,21 +25,25 @@ class KeyHolders:
     def __init__(self) -> None:
         self._masks: dict[PrefixKey, Mask] = {}
 
-    def add(self, key: PrefixKey, bit: Mask) -> bool:
-        """Adds a holder; False if it is one already."""
-        known = self._masks.get(key, 0)
-        if known & bit:
-            return False
-        self._masks[key] = known | bit if known else bit  # the same object for all keys of one node alone
-        return True
+    def add(self, keys: Iterable[PrefixKey], bit: Mask) -> int:
+        """Adds a holder of these keys; returns of how many it was none."""
+        masks, num_added = self._masks, 0
+        for key in keys:
+            known = masks.get(key, 0)
+            if not known & bit:
+                masks[key] = known | bit if known else bit  # the same object for all keys of one node alone
+                num_added += 1
+        return num_added
 
-    def discard(self, key: PrefixKey, bit: Mask) -> bool:
-        """Removes a holder; False if it is none."""
-        known = self._masks.get(key, 0)
-        if not known & bit:
-            return False
-        self._drop(key, known, bit)
-        return True
+    def discard(self, keys: Iterable[PrefixKey], bit: Mask) -> int:
+        """Removes a holder of these keys; returns of how many it was one."""
+        masks, num_removed = self._masks, 0
+        for key in keys:
+            known = masks.get(key, 0)
+            if known & bit:
+                self._drop(key, known, bit)
+                num_removed += 1
+        return num_removed
 
     def __len__(self) -> int:
         return len(self._masks)

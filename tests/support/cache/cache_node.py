@@ -79,7 +79,7 @@ class FakeNode:
         block_size: int = 16,
         eviction: str = DEFAULT_EVICTION_POLICY,
         checkpoint_grid_tokens: int = CHECKPOINT_GRID_TOKENS,
-        on_event: Callable[[CacheEvent], None] = lambda event: None,
+        on_events: Callable[[Sequence[CacheEvent]], None] = lambda events: None,
     ) -> None:
         self.cache = PrefixCache(
             num_blocks=num_blocks,
@@ -89,7 +89,7 @@ class FakeNode:
             else None,
             block_size=block_size,
             eviction=eviction_policy(eviction),
-            on_event=on_event,
+            on_events=on_events,
         )
         self.policy = checkpoint_policy(policy, checkpoint_grid_tokens)
         self.block_bytes: dict[BlockId, Tokens] = {}

@@ -1,6 +1,7 @@
 """The orders in which checkpoints go, by tier and by worth; and what a policy says that they are worth."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -151,6 +152,32 @@ def test_a_block_with_new_contents_has_been_used_by_nobody() -> None:
     used(order, 0, times=1)
     used(order, 1, times=1)
     assert list(order) == [0, 1]
+
+
+@pytest.mark.parametrize("order_of", [Recency, Reused])
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 6), st.integers(0, 4)), max_size=40))
+def test_many_go_at_once_as_they_would_one_by_one(
+    order_of: Callable[[], Recency[BlockId] | Reused[BlockId]], rounds: list[tuple[int, int, int]]
+) -> None:
+    """Each round uses one block some times and evicts some."""
+    at_once, one_by_one = order_of(), order_of()
+    for number, times, num_evicted in rounds:
+        block = BlockId(number)
+        for order in (at_once, one_by_one):
+            for _ in range(times):
+                order.count_use(block)
+            if block in order:
+                order.touch(block)
+            else:
+                order.add(block)
+        evicted = at_once.pop(num_evicted)
+        for each in evicted:
+            assert one_by_one.first() == each
+            one_by_one.remove(each)
+            for order in (at_once, one_by_one):
+                order.forget(each)
+        assert len(evicted) == num_evicted or not len(one_by_one)
+        assert list(at_once) == list(one_by_one)
 
 
 def test_blocks_are_kept_by_recency_unless_reuse_counts() -> None:

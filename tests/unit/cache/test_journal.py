@@ -61,19 +61,19 @@ class Subscriber:
 
 def journaled_node(max_events: int = 1000) -> tuple[Journal, FakeNode]:
     journal = Journal(max_events)
-    return journal, FakeNode(num_blocks=12, num_slots=6, block_size=4, on_event=journal.record)
+    return journal, FakeNode(num_blocks=12, num_slots=6, block_size=4, on_events=journal.record)
 
 
 def test_a_snapshot_then_every_later_event_once_and_in_order() -> None:
     journal, reader = Journal(), Reader(lambda: None)
-    journal.record(block(1))
+    journal.record([block(1)])
     held = CacheContents([PrefixKey(b"\1")], [])
     assert journal.read(reader, lambda: held) == Snapshot(1, held)
     assert journal.read(reader, nothing) is None
-    journal.record(block(2))
-    journal.record(BlockEvicted(PrefixKey(b"\2")))
+    journal.record([block(2)])
+    journal.record([BlockEvicted(PrefixKey(b"\2"))])
     assert journal.read(reader, nothing) == Batch(2, (block(2), BlockEvicted(PrefixKey(b"\2"))))
-    journal.record(block(3))
+    journal.record([block(3)])
     assert journal.read(reader, nothing) == Batch(4, (block(3),))
     assert journal.read(reader, nothing) is None
 
@@ -82,9 +82,9 @@ def test_readers_at_different_places_do_not_disturb_each_other() -> None:
     journal = Journal()
     early, late = Reader(lambda: None), Reader(lambda: None)
     assert journal.read(early, nothing) == Snapshot(0, nothing())
-    journal.record(block(1))
+    journal.record([block(1)])
     assert journal.read(late, nothing) == Snapshot(1, nothing())
-    journal.record(block(2))
+    journal.record([block(2)])
     assert journal.read(early, nothing) == Batch(1, (block(1), block(2)))
     assert journal.read(late, nothing) == Batch(2, (block(2),))
 
@@ -94,9 +94,9 @@ def test_one_that_falls_behind_by_more_than_the_bound_starts_over(num_events: in
     journal, reader = Journal(max_events=3), Reader(lambda: None)
     journal.read(reader, nothing)
     for number in range(num_events):
-        journal.record(block(number))
+        journal.record([block(number)])
     assert isinstance(journal.read(reader, nothing), Snapshot) == starts_over
-    journal.record(block(9))
+    journal.record([block(9)])
     assert journal.read(reader, nothing) == Batch(num_events + 1, (block(9),))
 
 
@@ -117,7 +117,7 @@ def test_without_readers_nothing_is_kept() -> None:
     journal.leave(reader)
     journal.leave(reader)
     for number in range(5):
-        journal.record(block(number))
+        journal.record([block(number)])
     assert journal.sequence == 5
     assert len(journal._recent) == 0
 

@@ -6,6 +6,7 @@ exact answer to "is there capacity"; what can be found must hold the right bytes
 may disappear only by an eviction and only if no request reuses it.
 """
 
+from collections.abc import Sequence
 from enum import Enum
 from functools import partial
 
@@ -69,7 +70,7 @@ class CacheMachine(RuleBasedStateMachine):
             block_size=SIZE,
             eviction=eviction,
             checkpoint_grid_tokens=SIZE,
-            on_event=self.hear,
+            on_events=self.hear,
         )
         self.heard: dict[tuple[type, PrefixKey], CacheEvent] = {}
         self.index = self.node.cache._storage.index
@@ -189,8 +190,12 @@ class CacheMachine(RuleBasedStateMachine):
 
     # The model
 
-    def hear(self, event: CacheEvent) -> None:
-        """Apply an event as a subscriber does; one that cannot apply is an error."""
+    def hear(self, events: Sequence[CacheEvent]) -> None:
+        """Apply events as a subscriber does; one that cannot apply is an error."""
+        for event in events:
+            self.apply(event)
+
+    def apply(self, event: CacheEvent) -> None:
         match event:
             case BlockStored(key, parent):
                 assert parent is None or (BlockStored, parent) in self.heard

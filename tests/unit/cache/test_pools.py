@@ -124,3 +124,13 @@ def test_check_finds_damage(damage: str) -> None:
         pool._indexed[block] = False
     with pytest.raises(CorruptCache):
         pool.check()
+
+
+def test_evicted_blocks_are_free_and_the_oldest_go_first() -> None:
+    pool, blocks = pool_with_cached(3)
+    pool.acquire(blocks[0])
+    assert pool.evict(1) == blocks[1:2]
+    assert pool.counts() == PoolCounts(free=2, cached=1, in_use=1)
+    assert pool.evict(5) == blocks[2:]
+    assert pool.indexed() == {blocks[0]}
+    pool.check()

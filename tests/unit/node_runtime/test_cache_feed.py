@@ -45,7 +45,7 @@ class Served:
 
     def __init__(self, max_events: int = 1000, max_keys: int = 4) -> None:
         self.journal = Journal(max_events)
-        self.node = FakeNode(num_blocks=64, block_size=4, on_event=self.journal.record)
+        self.node = FakeNode(num_blocks=64, block_size=4, on_events=self.journal.record)
         engine: Any = IdleEngine()
         self.loop = EngineLoop(engine, asyncio.get_running_loop().time, lambda error: pytest.fail(str(error)))
         self.feed = CacheFeed(self.loop, self.journal, self.node.cache, INCARNATION, max_keys)

@@ -159,7 +159,7 @@ def test_a_node_that_is_gone_leaves_nothing_behind() -> None:
 def test_it_finds_what_the_node_finds_after_any_history(seed: int) -> None:
     rng = random.Random(seed)
     journal = Journal(max_events=32)
-    node = FakeNode(num_blocks=16, num_slots=6, block_size=4, on_event=journal.record)
+    node = FakeNode(num_blocks=16, num_slots=6, block_size=4, on_events=journal.record)
     feed = CacheFeed(None, journal, node.cache, incarnation=7, max_keys=3)  # type: ignore[arg-type]
     reader, index = Reader(lambda: None), NodeIndex(7, block_size=4)
     for _ in range(80):
