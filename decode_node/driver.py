@@ -64,6 +64,7 @@ from node_runtime.lifecycle import (
 )
 from node_runtime.runtime import NodeRuntime
 from node_runtime.sessions import NoCapacity, reserve, send
+from node_runtime.token_feeds import UNFED, FedCall
 from transfer.protocol.envelope import new_nonce
 from transfer.protocol.errors import TransferFailed
 from transfer.receiver import IncomingTransfer, TransferReceiver
@@ -111,17 +112,23 @@ class DecodeDriver:
         self._fetched_to: int | None = None
         self._outgoing: OutgoingTransfer | None = None
         self._unsent = UnsentTokens(config.max_unsent_tokens)
+        self._fed = UNFED
+        self._only_feeds = False
+        """True while a token would be replied to the router at once, and nothing else is under way to it."""
 
-    async def run(self, commands: AsyncIterator[DecodeCommand]) -> AsyncGenerator[DecodeEvent, None]:
+    async def run(self, commands: AsyncIterator[DecodeCommand], fed: FedCall) -> AsyncGenerator[DecodeEvent, None]:
+        """Yields the call's messages, but for tokens that go by its feed."""
+        self._fed = fed
         await self._runtime.submit(self._sequence)
         async with aclosing(self._serve(commands)) as messages:
             async for message in messages:
                 yield message
 
     async def go_on(
-        self, request: Request, commands: AsyncIterator[DecodeCommand], deadline_s: float
+        self, request: Request, commands: AsyncIterator[DecodeCommand], deadline_s: float, fed: FedCall
     ) -> AsyncGenerator[DecodeEvent, None]:
         """As `run`, for a router that continues the request: what it has not shown comes first."""
+        self._fed = fed
         self._deadline_s = deadline_s
         self._events.appendleft(Adopted(request.num_prompt_tokens, self._answer.beyond(request)))
         async with aclosing(self._serve(commands)) as messages:
@@ -130,11 +137,15 @@ class DecodeDriver:
 
     async def _serve(self, commands: AsyncIterator[DecodeCommand]) -> AsyncGenerator[DecodeEvent, None]:
         reading = asyncio.create_task(self._read(commands))
-        is_cut_off = False
+        is_cut_off = has_answered = False
         try:
             while not self._lifecycle.is_over:
+                # Here everything before has left by the call's own stream, and traces have seen its first tokens.
+                self._only_feeds = has_answered and isinstance(self._lifecycle.state, Running)
                 event = await self._next_event()
+                self._only_feeds = False
                 if isinstance(event, Tokens):
+                    has_answered = True
                     self._answer.add(event)
                 try:
                     for instruction in self._lifecycle.on(event):
@@ -146,6 +157,7 @@ class DecodeDriver:
             is_cut_off = True
             raise
         finally:
+            self._only_feeds = False
             reading.cancel()
             self._call_ended(is_cut_off)
 
@@ -173,9 +185,21 @@ class DecodeDriver:
     # ------------------------------------------------------------ events
 
     def _take(self, event: Event) -> None:
+        if isinstance(event, Sampled) and self._is_fed(event):
+            return
         self._inbox.put_nowait(event)
         if isinstance(event, Sampled) and self._unsent.sampled(1):
             self._loop.post(lambda: self._engine.pause(self._sequence))
+
+    def _is_fed(self, sampled: Sampled) -> bool:
+        """True if the token went by the feed at once, as most do: this takes a tenth of waking the call's task for it,
+        and the engine's thread waits for the interpreter's lock meanwhile."""
+        if not self._only_feeds or sampled.finish is not None or not self._inbox.empty():
+            return False
+        if not self._fed.put_plain((sampled.token,)):
+            return False
+        self._answer.add(Tokens((sampled.token,)))
+        return True
 
     def _handled(self, event: DecodeInput) -> None:
         """Counts sampled tokens as sent; also those lost with their call, which the next one gets in `Adopted`."""

@@ -16,6 +16,7 @@ from headrace.wire.messages import (
 )
 from node_runtime.fetch import Fetches
 from node_runtime.runtime import NodeRuntime
+from node_runtime.token_feeds import UNFED, FedCall
 from transfer.receiver import TransferReceiver
 
 
@@ -42,18 +43,19 @@ class DecodeRole:
         await self._orphans.close()
 
     def run(
-        self, start: Start, commands: AsyncIterator[DecodeCommand], timeout_s: float
+        self, start: Start, commands: AsyncIterator[DecodeCommand], timeout_s: float, fed: FedCall = UNFED
     ) -> AsyncGenerator[DecodeEvent, None]:
         """Returns the messages for the router. Closing the iterator aborts the request; all it held is given back. Only
         a resumable one that its router has not abandoned is kept for a while, for another router.
 
         commands   the router's, after `start`
+        fed        takes most tokens, instead of a message for each
         Raises BadRequest, also when `commands` does; NoCapacity; LayoutMismatch.
         """
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         orphan = self._orphans.take(start.request)
         if orphan is not None:
-            return orphan.go_on(start.request, commands, deadline_s)
+            return orphan.go_on(start.request, commands, deadline_s, fed)
         return DecodeDriver(
             self._runtime,
             self._config,
@@ -63,4 +65,4 @@ class DecodeRole:
             self._fetches,
             start=start,
             deadline_s=deadline_s,
-        ).run(commands)
+        ).run(commands, fed)

@@ -45,7 +45,7 @@ class DecodeService(rpc.DecodeServicer):
             start = await anext(commands, None)
             if not isinstance(start, Start):
                 raise BadRequest("the first command must be start")
-            run = self._role.run(start, commands, timeout_s(context))
+            run = self._role.run(start, commands, timeout_s(context), fed)
             spans = traced(self._tracing, "decode call", trace_of(context), run, "admission", STAGES)
             async with aclosing(spans) as replies:
                 async for reply in replies:

@@ -9,9 +9,10 @@ before, so that the router restores the order (`headrace/wire/fed_events.py`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 
+from headrace.request import Token
 from headrace.wire.messages import Tokens
 
 MAX_UNREAD = 256
@@ -96,17 +97,25 @@ class FedCall:
 
     def put(self, tokens: Tokens) -> bool:
         """Puts plain tokens into the feed; False if these must go by the call's own stream."""
-        if self._name is None or tokens.finish is not None or self._unread >= MAX_UNREAD:
+        return tokens.finish is None and self.put_plain(tokens.tokens)
+
+    def put_plain(self, tokens: Sequence[Token]) -> bool:
+        """As `put`, for tokens behind which the answer goes on."""
+        if self._name is None or self._unread >= MAX_UNREAD:
             return False
         number, call = self._name
         feed = self._feeds.get(number)
-        if feed is None or not feed.is_open or any(token.logprobs is not None for token in tokens.tokens):
+        if feed is None or not feed.is_open or any(token.logprobs is not None for token in tokens):
             return False
-        feed.put(call, self.num_events, [token.id for token in tokens.tokens])
-        self.num_fed += len(tokens.tokens)
-        self._unread += len(tokens.tokens)
+        feed.put(call, self.num_events, [token.id for token in tokens])
+        self.num_fed += len(tokens)
+        self._unread += len(tokens)
         return True
 
     def read(self, num_tokens: int) -> None:
         """The router has read so many tokens of the feed."""
         self._unread -= num_tokens
+
+
+UNFED = FedCall(TokenFeeds(), None)
+"""A call all of whose events go by its own stream."""

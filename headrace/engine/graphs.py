@@ -23,7 +23,7 @@ from headrace.kernels.lib.upload import upload_values
 
 log = logging.getLogger(__name__)
 
-BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+BATCH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 # Launching a prefill takes the host of an H200 18 to 38 ms, which its device needs for two thousand rows; a row more,
 # or one of padding, is 10 us of the device, and capturing a size 50 ms. Chunks that a step's time bounds have any
 # number of blocks: up to 1,024 rows 7 % of a pass are padding, and with nine sizes instead of fourteen it was 14 %.
@@ -32,8 +32,9 @@ PREFILL_ROWS = (16, 32, 64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 10
 # nearly fill such a pass are replays, too; others would pay more for its padding than they save.
 WHOLE_STEP_ROWS, NEARLY_FULL = (4096, 8192), 7 / 8
 # A chunk of 384 to 1,024 rows in one pass with the decodes before it takes an H100 1 to 2.5 ms less than in one of its
-# own, which reads the weights again; a longer one nothing. Many rows of padding would cost as much.
-MIXED_DECODES, MOST_MIXED_ROWS = (16, 64), 1024
+# own, which reads the weights again; a longer one nothing. Many rows of padding would cost as much: attention splits
+# contexts for all of them.
+MIXED_DECODES, MOST_MIXED_ROWS = (16, 32, 48, 64), 1024
 # Logits of so many rows take half a gigabyte with a vocabulary of a quarter of a million.
 MOST_CHECKED_ROWS = 512
 

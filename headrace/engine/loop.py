@@ -40,7 +40,7 @@ class EngineLoop:
         self._clock = clock
         self._on_crash = on_crash
         self._commands: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        self._events: list[Callable[[], None]] = []
+        self._events: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._awaited: set[asyncio.Future[Any]] = set()  # results that callers wait for; the event loop's own
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -67,7 +67,7 @@ class EngineLoop:
 
     def deliver(self, callback: Callable[..., None], *args: Any) -> None:
         """From the engine's thread: calls `callback(*args)` in the event loop, in order, after this step."""
-        self._events.append(lambda: callback(*args))
+        self._events.append((callback, args))
 
     def post(self, command: Callable[[], object]) -> None:
         """Calls `command()` in the engine's thread between two steps."""
@@ -171,9 +171,9 @@ class EngineLoop:
                 log.info("%d events after the event loop had closed", len(events))
 
 
-def _call_all(events: list[Callable[[], None]]) -> None:
-    for event in events:
-        event()
+def _call_all(events: list[tuple[Callable[..., None], tuple[Any, ...]]]) -> None:
+    for callback, args in events:
+        callback(*args)
 
 
 def _set_result(future: asyncio.Future[T], result: T) -> None:

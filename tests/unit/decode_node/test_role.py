@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
+from itertools import chain
 
 import pytest
 
 from headrace.request import Request, Sampling, Token
 from headrace.wire.messages import Abandon, DecodeCommand, DecodeEvent, LocalPrefill, Start, Tokens
+from node_runtime.token_feeds import MAX_UNREAD, UNFED, FedCall, TokenFeed, TokenFeeds
 from tests.support.engine.driving import request
 from tests.support.engine.oracle import random_prompt
 from tests.support.node.linked_roles import Linked, linked
@@ -36,8 +38,9 @@ def opened(
     asked: Request = ASKED,
     commands: AsyncIterator[DecodeCommand] | None = None,
     timeout_s: float = PATIENCE_S,
+    fed: FedCall = UNFED,
 ) -> AsyncGenerator[DecodeEvent, None]:
-    return nodes.decode.run(Start(asked, may_prefill_remotely=False), commands or no_commands(), timeout_s)
+    return nodes.decode.run(Start(asked, may_prefill_remotely=False), commands or no_commands(), timeout_s, fed)
 
 
 async def tokens_of(call: AsyncGenerator[DecodeEvent, None], at_least: int | None = None) -> list[int]:
@@ -145,3 +148,63 @@ async def test_orphans_are_released_after_their_time_and_with_the_node(tiny_chec
         await nodes.settled()
         await lost(nodes, replace(ASKED, request_id="later"))
         assert nodes.decode.orphans() == ()
+
+
+async def ids_in(feed: TokenFeed, fed: FedCall) -> list[int]:
+    """All that a feed gets until it is closed, each read as soon as it comes."""
+    ids: list[int] = []
+    async for batch in feed.batches():
+        for token_ids in batch.values():
+            ids += token_ids
+            fed.read(len(token_ids))
+    return ids
+
+
+async def test_tokens_go_by_the_feed_all_but_the_first_and_the_last_ones(tiny_checkpoint) -> None:
+    async with linked(tiny_checkpoint("granite")) as nodes:
+        whole = await tokens_of(opened(nodes))
+        feeds = TokenFeeds()
+        with feeds.opened(7) as feed:
+            fed = FedCall(feeds, (7, 1))
+            reading = asyncio.create_task(ids_in(feed, fed))
+            own = [event async for event in opened(nodes, fed=fed) if isinstance(event, Tokens)]
+            feed.close()
+            ids = await reading
+        first, last = own
+        assert last.finish is not None
+        assert [token.id for token in first.tokens] + ids + [token.id for token in last.tokens] == whole
+        assert len(ids) > NUM_TOKENS // 2
+        await nodes.settled()
+
+
+async def test_a_router_that_reads_no_feed_gets_the_rest_by_the_calls_own_stream(tiny_checkpoint) -> None:
+    asked = replace(ASKED, sampling=replace(ASKED.sampling, max_tokens=MAX_UNREAD + 100))
+    async with linked(tiny_checkpoint("granite")) as nodes:
+        whole = await tokens_of(opened(nodes, asked))
+        feeds = TokenFeeds()
+        with feeds.opened(7) as feed:
+            fed = FedCall(feeds, (7, 1))
+            own = [event async for event in opened(nodes, asked, fed=fed) if isinstance(event, Tokens)]
+            feed.close()
+            ids = [i async for batch in feed.batches() for token_ids in batch.values() for i in token_ids]
+        first, *rest = [[token.id for token in event.tokens] for event in own]
+        assert first + ids + list(chain.from_iterable(rest)) == whole
+        assert len(ids) == MAX_UNREAD
+        await nodes.settled()
+
+
+async def test_a_router_lost_while_it_is_fed_leaves_all_tokens_to_the_next_one(tiny_checkpoint) -> None:
+    async with linked(tiny_checkpoint("granite")) as nodes:
+        whole = await tokens_of(opened(nodes))
+        feeds = TokenFeeds()
+        with feeds.opened(7) as feed:
+            call = asyncio.create_task(tokens_of(opened(nodes, fed=FedCall(feeds, (7, 1)))))
+            batches = feed.batches()
+            async with asyncio.timeout(PATIENCE_S):
+                await anext(batches)
+            call.cancel()
+            await asyncio.wait({call})
+            await batches.aclose()
+        assert nodes.decode.orphans() == ("r",)
+        assert await tokens_of(opened(nodes)) == whole
+        await nodes.settled()

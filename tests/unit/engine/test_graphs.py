@@ -250,8 +250,8 @@ def test_steps_that_would_mix_sequences_are_refused(setup: Setup, tokens: list[i
 
 def test_captured_sizes_cover_the_largest_step() -> None:
     assert sizes_up_to(1, BATCH_SIZES) == [1]
-    assert sizes_up_to(64, BATCH_SIZES) == [1, 2, 4, 8, 16, 32, 64]
-    assert sizes_up_to(65, BATCH_SIZES) == [1, 2, 4, 8, 16, 32, 64, 128]
+    assert sizes_up_to(64, BATCH_SIZES) == [1, 2, 4, 8, 16, 24, 32, 48, 64]
+    assert sizes_up_to(65, BATCH_SIZES) == [1, 2, 4, 8, 16, 24, 32, 48, 64, 96]
     assert sizes_up_to(8192, BATCH_SIZES) == list(BATCH_SIZES)
 
 

@@ -20,7 +20,7 @@ from headrace.wire.generated import headrace_pb2_grpc as rpc
 from headrace.wire.messages import DecodeDone, DecodeEvent, DecodeReport, LocalPrefill, Start, Tokens
 from headrace.wire.server import ControlServer
 from node_runtime.router_calls import RouterCalls
-from node_runtime.token_feeds import MAX_UNREAD, TokenFeeds
+from node_runtime.token_feeds import MAX_UNREAD, FedCall, TokenFeeds
 from tests.support.patience import PATIENCE_S
 
 DONE = DecodeDone(FinishReason.LENGTH, DecodeReport("d0", 0, 0, "computed", 0))
@@ -33,7 +33,9 @@ class Scripted:
     def __init__(self, scripts: dict[str, Script]) -> None:
         self._scripts = scripts
 
-    async def run(self, start: Start, commands: Any, timeout_s: float) -> AsyncGenerator[DecodeEvent, None]:
+    async def run(
+        self, start: Start, commands: Any, timeout_s: float, fed: FedCall
+    ) -> AsyncGenerator[DecodeEvent, None]:
         reading = asyncio.create_task(self._read(commands))
         try:
             async for event in self._scripts[start.request.request_id]():
