@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, suppress
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -64,6 +64,10 @@ class Answering:
         """The body of any request, as its reader makes it; raises as `generation_body`."""
         async with self._bodies.read(request, client_of(request).name) as data:
             return await self.parsed(request, read, data)
+
+    def holding(self, request: Request, num_bytes: int) -> AbstractContextManager[None]:
+        """Counts bytes that are parsed with the request's body among the bodies; raises as `generation_data`."""
+        return self._bodies.held(client_of(request).name, num_bytes)
 
     async def parsed(self, request: Request, read: Reader[T], data: bytes) -> T:
         """A body that has been received, as its reader makes it; raises as `generation_body`."""

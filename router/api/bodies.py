@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from http import HTTPStatus
 
 from fastapi import Request
@@ -38,6 +38,13 @@ class Bodies:
                 message = f"the body did not arrive within {self._limits.body_timeout_s:g} s (body_timeout_s)"
                 raise ApiError(HTTPStatus.REQUEST_TIMEOUT, message, code="body_timeout") from None
             yield data
+
+    @contextmanager
+    def held(self, client: str, num_bytes: int) -> Iterator[None]:
+        """Counts bytes that are parsed with a body of the client's and came before it; raises as `read`."""
+        with self._bytes.of(client) as share:
+            share.add(num_bytes)
+            yield
 
     async def _receive(self, request: Request, share: Share) -> bytes:
         data = bytearray()

@@ -37,7 +37,8 @@ def add_response_routes(app: FastAPI, answering: Answering, stored: StoredRespon
                 if found is None:
                     raise _no_previous(asked.response_id)
                 previous = found.items
-                asked = await answering.parsed(request, read_continued, continued(previous, data))
+                with answering.holding(request, sum(map(len, previous))):
+                    asked = await answering.parsed(request, read_continued, continued(previous, data))
 
         def keep(response_id: str, resource: str, items: tuple[bytes, ...]) -> None:
             response = StoredResponse(resource.encode(), (*previous, *items))

@@ -1,5 +1,6 @@
 """The `openai` package's Responses API against a router over fake nodes, and what it does not show."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -106,3 +107,21 @@ async def test_what_cannot_be_served_is_refused_by_name(running: Running, change
     reply = await running.http.post("/v1/responses", json=ASKED | change)
     assert reply.status_code == 400
     assert message in reply.json()["error"]["message"]
+
+
+async def test_stored_chats_that_are_parsed_again_count_among_the_bodies(
+    start_router: StartRouter, tokens: ModelTokens
+):
+    """A body of a hundred bytes may continue a chat of megabytes, once for each request that waits to be parsed."""
+    running = await start_router(
+        fake_cluster([*tokens.encode(TEXT), 0], eos_id=0), max_body_bytes=8192, max_bodies_bytes_per_client=8192
+    )
+    thought = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "a" * 5000}]}
+    said = [{"role": "user", "content": "a"}, thought, {"role": "assistant", "content": "b"}]
+    first = await running.http.post("/v1/responses", json=ASKED | {"input": [*said, {"role": "user", "content": "c"}]})
+    assert first.status_code == 200, first.text
+    continuing = ASKED | {"previous_response_id": first.json()["id"]}
+    replies = await asyncio.gather(*(running.http.post("/v1/responses", json=continuing) for _ in range(4)))
+    assert {reply.status_code for reply in replies} == {200, 429}
+    assert {each.json()["error"]["code"] for each in replies if each.status_code == 429} == {"too_many_body_bytes"}
+    assert (await running.http.post("/v1/responses", json=continuing)).status_code == 200
