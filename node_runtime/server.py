@@ -8,7 +8,7 @@ import os
 import secrets
 from collections import ChainMap
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -84,7 +84,6 @@ class NodeServer:
         self._closed = asyncio.Event()
         self._crash: BaseException | None = None
         self._stopping: asyncio.Task[None] | None = None
-        self._status: NodeStatus | None = None
 
     async def start(self) -> None:
         """Loads the model, opens transport and server, registers. Raises what fails, with nothing left open."""
@@ -122,6 +121,7 @@ class NodeServer:
             )
             self._fetch_server = FetchServer(self.runtime)
             await self.runtime.packing.warm_up(outgoing, clock() + WARM_UP_TIMEOUT_S)
+            self._status = node_status(built)  # before the engine's first step, which may take long
             self._engine.post(lambda: use_device(self.config.engine.device))
             self._engine.start()
             undo.push_async_callback(self._engine.stop, STOP_TIMEOUT_S)
@@ -152,12 +152,9 @@ class NodeServer:
 
     async def status(self) -> NodeStatus:
         """The engine's status between two steps; the last one known while a step takes long."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(STATUS_TIMEOUT_S):
                 self._status = await self._engine.call(lambda: node_status(self.runtime.built))
-        except TimeoutError:
-            if self._status is None:
-                raise
         transfers = transfer_counters(self.runtime.transport.stats, self.runtime.outgoing.waits)
         counted = [self._fetches.counters(), self._fetch_server.counters(), *(role.counters() for role in self._roles)]
         return replace(

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from headrace.wire.errors import NodeCrashed, NodeLost, RequestRefused
-from headrace.wire.messages import Reservation, Start
+from headrace.wire.messages import LocalPrefill, Reservation, Start
 from node.config import NodeConfig
 from tests.support.cluster.broken_node import POISON, BrokenNode
 from tests.support.cluster.cluster import SMALL, Cluster
@@ -71,6 +71,22 @@ async def test_a_step_without_memory_costs_one_request_and_no_node(model, tmp_pa
         assert "request r (20 tokens, max_tokens 16) needs more memory" in node.log.read_text()
     finally:
         node.stop()
+
+
+async def test_a_node_says_how_it_is_during_its_first_step(model, tmp_path) -> None:
+    node = start("hangs", model, tmp_path)
+    try:
+        async with (
+            asyncio.timeout(PATIENCE_S),
+            node_client("d0", node.ready["address"]) as client,
+            client.decode(Start(request([POISON] * 20), may_prefill_remotely=False), timeout_s=PATIENCE_S) as call,
+        ):
+            assert isinstance(await anext(aiter(call)), LocalPrefill)
+            for _ in range(3):
+                assert (await status_of(node.ready["address"])).blocks.total > 0
+    finally:
+        node.kill()
+        node.wait()
 
 
 async def test_a_node_in_which_no_thread_can_run_is_ended_from_outside(model, tmp_path) -> None:
