@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,30 @@ import pytest
 
 from tests.support.cluster.asking import ask_all
 from tests.support.cluster.cluster import Cluster
+from tests.support.engine.driving import GREEDY, request, serve, small_engine, submit
 from tests.support.engine.oracle import random_prompt
 from tests.support.patience import PATIENCE_S
 
 NUM_TOKENS = 400
+NUM_SEEDS = 9
 DRAWN = {"temperature": 0.9, "top_p": 0.95, "repetition_penalty": 1.2, "logprobs": 2}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tiny_checkpoint) -> dict[tuple[int, bool], list[int]]:
+    """An engine's own answers, by seed and whether they are drawn."""
+    asked = {}
+    for seed, is_drawn in product(range(NUM_SEEDS), (False, True)):
+        sampling = replace(GREEDY, max_tokens=NUM_TOKENS, seed=seed, **(DRAWN if is_drawn else {}))
+        asked[seed, is_drawn] = request(prompt_of(seed), sampling)
+    built = small_engine(tiny_checkpoint("granite"))
+    runs = {key: submit(built, each) for key, each in asked.items()}
+    serve(built, *runs.values())
+    return {key: run.tokens for key, run in runs.items()}
+
+
+def prompt_of(seed: int) -> list[int]:
+    return random_prompt(40 + seed, seed=seed)
 
 
 @dataclass
@@ -33,7 +53,7 @@ class Streamed:
 async def stream(client: httpx.AsyncClient, seed: int, num_tokens: int, **more: Any) -> Streamed:
     answer = Streamed()
     body = {
-        "prompt": random_prompt(40 + seed, seed=seed),
+        "prompt": prompt_of(seed),
         "max_tokens": num_tokens,
         "temperature": 0,
         "seed": seed,
@@ -82,7 +102,9 @@ def client_of(cluster: Cluster) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=cluster.url, timeout=PATIENCE_S, limits=httpx.Limits(max_connections=64))
 
 
-async def test_the_requests_of_a_drained_node_move_and_nothing_is_computed_again(tiny_checkpoint, tmp_path: Path):
+async def test_the_requests_of_a_drained_node_move_and_nothing_is_computed_again(
+    tiny_checkpoint, tmp_path: Path, undisturbed
+):
     with Cluster(tiny_checkpoint("granite"), tmp_path, num_decode=2) as cluster:
         async with client_of(cluster) as client:
             asked = [(seed, {} if seed % 2 else DRAWN) for seed in range(6)]
@@ -100,9 +122,9 @@ async def test_the_requests_of_a_drained_node_move_and_nothing_is_computed_again
             assert sum(moves) == report["moved"] and {answer.report["migrations"] for answer in answers} == {0}
             gaps = sorted(round(answer.gap_s, 3) for answer, moved in zip(answers, moves, strict=True) if moved)
             print(f"{report}; longest gaps of the moved answers: {gaps} s")
-            undisturbed = [await stream(client, seed, NUM_TOKENS, **more) for seed, more in asked]
-            assert [answer.tokens for answer in answers] == [answer.tokens for answer in undisturbed]
-            assert {answer.report["decode"]["node"] for answer in undisturbed} == {"d1"}, "d0 gets no work any more"
+            assert [answer.tokens for answer in answers] == [undisturbed[seed, bool(more)] for seed, more in asked]
+            later = await asyncio.gather(*(stream(client, seed, 8, **more) for seed, more in asked))
+            assert {answer.report["decode"]["node"] for answer in later} == {"d1"}, "d0 gets no work any more"
 
 
 async def test_a_drained_node_ends(tiny_checkpoint, tmp_path: Path):
@@ -142,11 +164,11 @@ async def test_none_of_200_requests_is_lost_while_two_of_three_nodes_are_drained
 
 @pytest.mark.parametrize("victim", ["sender", "receiver"])
 async def test_requests_whose_node_is_killed_in_the_middle_of_a_move_are_computed_again(
-    tiny_checkpoint, tmp_path: Path, victim: str
+    tiny_checkpoint, tmp_path: Path, victim: str, undisturbed
 ):
     with Cluster(tiny_checkpoint("granite"), tmp_path, num_decode=3) as cluster:
         async with client_of(cluster) as client:
-            running = [asyncio.create_task(stream(client, seed, NUM_TOKENS)) for seed in range(9)]
+            running = [asyncio.create_task(stream(client, seed, NUM_TOKENS)) for seed in range(NUM_SEEDS)]
             await decoding_on(client, "d0", 2)
             draining = asyncio.create_task(client.post("/cluster/nodes/d0/drain", json={"keep": True}))
             killed = "d0" if victim == "sender" else "d1"
@@ -156,8 +178,7 @@ async def test_requests_whose_node_is_killed_in_the_middle_of_a_move_are_compute
             cluster.processes[killed].kill()
             answers = await asyncio.gather(*running)
             await draining
-            undisturbed = [await stream(client, seed, NUM_TOKENS) for seed in range(9)]
-            assert [answer.tokens for answer in answers] == [answer.tokens for answer in undisturbed]
+            assert [answer.tokens for answer in answers] == [undisturbed[seed, False] for seed in range(NUM_SEEDS)]
 
 
 async def has_moved_to(client: httpx.AsyncClient, node: str) -> bool:
