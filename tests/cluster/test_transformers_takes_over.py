@@ -28,6 +28,7 @@ from transfer.staging import Staging, StagingConfig
 from transfer.ucx import UcxConfig, open_transport
 
 NUM_TOKENS = 64
+LENGTHS = (17, 300)
 
 
 async def receive(
@@ -130,9 +131,8 @@ def go_on(model: PreTrainedModel, cache: DynamicCache, prompt: list[int], first:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("length", [17, 300])
 async def test_transformers_goes_on_from_what_a_prefill_node_hands_over(
-    family: str, length: int, tiny_checkpoint, tmp_path: Path
+    family: str, tiny_checkpoint, tmp_path: Path
 ) -> None:
     path = tiny_checkpoint(family)
     layout = build_engine(str(path), SMALL, lambda: 0.0).layout
@@ -140,8 +140,9 @@ async def test_transformers_goes_on_from_what_a_prefill_node_hands_over(
     node = Process.start("p0", config, tmp_path)
     with contextlib.ExitStack() as undo:
         undo.callback(node.stop)
-        prompt = clear_prompt(path, length, NUM_TOKENS)
-        first, blocks, state = await receive(node.ready["address"], layout, config.message_bytes, prompt)
-        model = oracle(path)
-        cache = as_dynamic_cache(model, layout, length, blocks, state)
-        assert go_on(model, cache, prompt, first) == greedy(path, prompt, NUM_TOKENS)
+        for length in LENGTHS:
+            prompt = clear_prompt(path, length, NUM_TOKENS)
+            first, blocks, state = await receive(node.ready["address"], layout, config.message_bytes, prompt)
+            model = oracle(path)
+            cache = as_dynamic_cache(model, layout, length, blocks, state)
+            assert go_on(model, cache, prompt, first) == greedy(path, prompt, NUM_TOKENS)
