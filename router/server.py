@@ -184,7 +184,7 @@ class RouterServer:
         """Stops once requests in flight have ended, at the latest after `shutdown_grace_s`; idempotent."""
         if self._closed.is_set():
             return
-        self._http.should_exit = True
+        self._http.begin_to_stop()
         await asyncio.wait({self._http.serving}, timeout=self._config.shutdown_grace_s + 5)
         for task in (self._http.serving, *self._watching):
             task.cancel()

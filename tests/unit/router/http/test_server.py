@@ -18,5 +18,5 @@ async def test_small_writes_leave_at_once():
         accepted = connection.transport.get_extra_info("socket")
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         writer.close()
-        server.should_exit = True
+        server.begin_to_stop()
         await server.serving
