@@ -63,7 +63,7 @@ def router():
             pass
 
     server = HTTPServer(("127.0.0.1", 0), Router)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))  # seconds until it notices its end
     thread.start()
     Router.url = f"http://127.0.0.1:{server.server_port}"
     yield Router
