@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -70,13 +72,19 @@ def steps(built: BuiltEngine, count: int) -> None:
         built.engine.cache.check()
 
 
+@cache  # for every drafter
+def plain_answers(path: Path) -> tuple[BuiltEngine, list[Request], list[Run]]:
+    """An engine without drafts, and its answers to requests that it served together."""
+    plain = small_engine(path)
+    asked = [request(random_prompt(n), sampling) for n in LENGTHS for sampling in (ANSWER, RANDOM)]
+    return plain, asked, together(plain, asked)
+
+
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_answers_are_those_without_drafts(family: str, drafter, tiny_checkpoint) -> None:
     path = tiny_checkpoint(family)
-    asked = [request(random_prompt(n), sampling) for n in LENGTHS for sampling in (ANSWER, RANDOM)]
-    plain = small_engine(path)
-    expected = together(plain, asked)
+    plain, asked, expected = plain_answers(path)
     built = drafting_engine(path, drafter(*map(text, asked, expected)))
     runs = together(built, asked)
     assert [run.tokens for run in runs] == [run.tokens for run in expected]
@@ -113,18 +121,27 @@ REPEATING = {"bias_ids": (7, 9, 11), "bias_values": (30.0, 30.0, 30.0)}
 """Settings of an answer of three tokens: so short a vocabulary says the same again and again."""
 
 
+@cache  # for every drafter
+def plain_repeating_chat(path: Path) -> tuple[BuiltEngine, list[tuple[Request, Run]]]:
+    """An engine without drafts, and the turns of a chat that says the same again and again."""
+    plain, prompt, chat = small_engine(path), random_prompt(12) * 4, []
+    for turn, sampling in enumerate((ANSWER, RANDOM, PENALISED, ANSWER, ANSWER)):
+        asked = request(prompt, replace(sampling, **REPEATING))
+        chat.append((asked, generate(plain, asked)))
+        prompt = [*text(*chat[-1]), *random_prompt(9, turn)]
+    return plain, chat
+
+
 @pytest.mark.parametrize("drafter", ["ngram", "suffix"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_drafts_from_text_change_no_token_of_a_chat_and_no_hit(family: str, drafter: str, tiny_checkpoint) -> None:
     path, speculation = tiny_checkpoint(family), SpeculationConfig(drafter, "fixed", 4)
-    plain, built = small_engine(path), small_engine(path, speculation=speculation)
-    prompt = random_prompt(12) * 4
-    for turn, sampling in enumerate((ANSWER, RANDOM, PENALISED, ANSWER, ANSWER)):
-        asked = request(prompt, replace(sampling, **REPEATING))
-        expected, run = generate(plain, asked), generate(built, asked)
+    plain, chat = plain_repeating_chat(path)
+    built = small_engine(path, speculation=speculation)
+    for asked, expected in chat:
+        run = generate(built, asked)
         assert run.tokens == expected.tokens
         assert run.sequence.num_prefilled == expected.sequence.num_prefilled
-        prompt = [*text(asked, expected), *random_prompt(9, turn)]
     drafted, accepted = drafts(built)
     assert 0 < accepted <= drafted
     assert contents(built) == contents(plain)
@@ -217,16 +234,23 @@ def contents(built: BuiltEngine) -> tuple[set, set]:
     return set(found.blocks), set(found.checkpoints)
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("policy", ["none", "align", "every", "branch"])
-def test_a_chat_of_five_turns_hits_what_it_hits_without_drafts(policy: str, drafter, tiny_checkpoint) -> None:
-    path = tiny_checkpoint("qwen35")
+@cache  # for every drafter
+def plain_chat(path: Path, policy: str) -> tuple[BuiltEngine, list[tuple[Request, Run]]]:
+    """An engine without drafts, and the turns of its chat."""
     plain = small_engine(path, checkpoint_policy=policy)
     prompt, chat = random_prompt(40), []
     for turn in range(5):
         asked = request(prompt, replace(ANSWER, max_tokens=30))
         chat.append((asked, generate(plain, asked)))
         prompt = [*text(*chat[-1]), *random_prompt(9, turn)]
+    return plain, chat
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("policy", ["none", "align", "every", "branch"])
+def test_a_chat_of_five_turns_hits_what_it_hits_without_drafts(policy: str, drafter, tiny_checkpoint) -> None:
+    path = tiny_checkpoint("qwen35")
+    plain, chat = plain_chat(path, policy)
     built = drafting_engine(path, drafter(*(text(*turn) for turn in chat)), max_drafts=5, checkpoint_policy=policy)
     for asked, expected in chat:
         run = generate(built, asked)
