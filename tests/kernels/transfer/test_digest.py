@@ -33,7 +33,7 @@ def hashed(pages: torch.Tensor, pages_a_program: int = PAGES_A_PROGRAM) -> torch
 @pytest.mark.parametrize("num_pages", [1, 7, 8, 33])
 def test_every_page_has_the_librarys_hash(num_pages: int, page_bytes: int):
     pages = random_pages(num_pages, page_bytes)
-    for _ in range(2):  # compiled and launched; then launched
+    for _ in range(1 if DEVICE.type == "cpu" else 2):  # compiled and launched; then launched
         digests = hashed(pages.to(DEVICE))
         assert torch.equal(digests.cpu(), digest_pages_xxhash(pages))
 
