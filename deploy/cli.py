@@ -78,6 +78,8 @@ def up(
         )
         console.print(f"{cluster.name} is ready at {', '.join(record.urls)}; `headrace down {cluster.name}` stops it")
         return
+    runs = _runs()
+    runs.require_free(cluster.name)  # before Ray is imported, which takes seconds
     os.environ["RAY_DEDUP_LOGS"] = "0"  # read when Ray is imported: two nodes may log the same, at different times
     from deploy.stop_request import StopRequest
     from deploy.supervisor import running_cluster, serve
@@ -85,7 +87,7 @@ def up(
     log_to_stderr()
     logging.getLogger("httpx").setLevel(logging.WARNING)  # or it logs a line for each poll of the router
     stop = StopRequest()
-    with running_cluster(cluster, _runs(), stop, show_node_logs=True) as running:
+    with running_cluster(cluster, runs, stop, show_node_logs=True) as running:
         console.print(f"{cluster.name} is ready at {', '.join(running.urls)}; Ctrl-C stops it")
         serve(running, cluster, stop)
         console.print(f"{cluster.name} is stopping")
