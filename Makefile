@@ -13,6 +13,8 @@ TORCH := $(shell sed -n 's/^\(torch==.*\)/\1/p' constraints.txt)
 export OMP_NUM_THREADS ?= 1
 export RAY_USAGE_STATS_ENABLED := 0
 export TOKENIZERS_PARALLELISM := false
+# A shell that forbids bytecode would have each worker and each process of a test compile its modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo 'make demo       start a small cluster, ask it two questions, have a tool called, stop it'
