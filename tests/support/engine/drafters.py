@@ -15,6 +15,8 @@ from tests.support.engine.driving import SMALL, sized
 
 VOCAB_SIZE = 512
 MTP_DRAFTS = SpeculationConfig("mtp", "fixed", 3)
+ROOMY = 32 << 20
+"""Bytes of a cache that has a slot for each of 27 drafts in a step."""
 
 
 class KnownAnswers:

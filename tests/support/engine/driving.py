@@ -16,7 +16,7 @@ from headrace.request import Request, Sampling
 from headrace.speculation.config import MTP
 from headrace.token_array import TokenArray
 
-SMALL = EngineConfig(cache_bytes=32 << 20, max_step_tokens=256, max_running=16, threads=1)
+SMALL = EngineConfig(cache_bytes=16 << 20, max_step_tokens=256, max_running=16, threads=1)
 GREEDY = Sampling(max_tokens=16, seed=0, temperature=0.0, ignore_eos=True)
 
 

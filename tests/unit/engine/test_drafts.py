@@ -17,6 +17,7 @@ from headrace.speculation.config import SpeculationConfig
 from headrace.token_array import TokenArray
 from tests.support.engine.drafters import (
     DRAFTERS,
+    ROOMY,
     KnownAnswers,
     always_right,
     always_wrong,
@@ -85,7 +86,7 @@ def plain_answers(path: Path) -> tuple[BuiltEngine, list[Request], list[Run]]:
 def test_answers_are_those_without_drafts(family: str, drafter, tiny_checkpoint) -> None:
     path = tiny_checkpoint(family)
     plain, asked, expected = plain_answers(path)
-    built = drafting_engine(path, drafter(*map(text, asked, expected)))
+    built = drafting_engine(path, drafter(*map(text, asked, expected)), cache_bytes=ROOMY)
     runs = together(built, asked)
     assert [run.tokens for run in runs] == [run.tokens for run in expected]
     drafted, accepted = drafts(built)
@@ -112,7 +113,7 @@ def test_an_engine_that_overlaps_its_steps_gives_the_same_answers(tiny_checkpoin
     asked = [request(random_prompt(n), sampling) for n in LENGTHS for sampling in (RANDOM, PENALISED)]
     expected = together(small_engine(path), asked)
     some = list(map(text, asked, expected))[::2]  # nothing is drafted for the others
-    built = drafting_engine(path, sometimes_wrong(*some), overlap=True)
+    built = drafting_engine(path, sometimes_wrong(*some), overlap=True, cache_bytes=ROOMY)
     assert [run.tokens for run in together(built, asked)] == [run.tokens for run in expected]
     assert drafts(built)[1] > 0
 
@@ -283,7 +284,7 @@ def test_an_answer_obeys_its_grammar(drafter, overlap: bool, tiny_checkpoint) ->
     asked = [request(random_prompt(20), replace(wanted, seed=seed)) for seed in range(6)]
     expected = together(small_engine(path), asked)
     # Those of other seeds, too: drafts that the grammar allows, and that are not drawn.
-    built = drafting_engine(path, drafter(*map(text, asked, expected)), overlap=overlap)
+    built = drafting_engine(path, drafter(*map(text, asked, expected)), overlap=overlap, cache_bytes=ROOMY)
     runs = together(built, asked)
     assert [run.tokens for run in runs] == [run.tokens for run in expected]
     assert [run.events[-1] for run in runs] == [Finished(FinishReason.STOP)] * 6

@@ -18,7 +18,7 @@ from headrace.models.mtp import MtpLayer
 from headrace.request import Request, Sampling
 from headrace.speculation.config import SpeculationConfig
 from headrace.token_array import TokenArray
-from tests.support.engine.drafters import MTP_DRAFTS, mtp_engine_of
+from tests.support.engine.drafters import MTP_DRAFTS, ROOMY, mtp_engine_of
 from tests.support.engine.driving import (
     GREEDY,
     Run,
@@ -102,7 +102,7 @@ def test_answers_are_those_without_drafts(family: str, overlap: bool, trained) -
     path = trained(family).path
     prompts = (KNOWN, random_prompt(1), random_prompt(65))
     asked = [request(prompt, sampling) for prompt in prompts for sampling in (ANSWER, PLAIN, RANDOM)]
-    plain, built = small_engine(path), small_engine(path, speculation=MTP, overlap=overlap)
+    plain, built = small_engine(path), small_engine(path, speculation=MTP, overlap=overlap, cache_bytes=ROOMY)
     assert together(built, asked) == together(plain, asked)
     drafted, accepted = drafts(built)
     assert 15 < accepted < drafted
@@ -120,7 +120,7 @@ def test_drafts_where_they_pay_change_no_answer(trained) -> None:
 
 @pytest.mark.parametrize("num_requests", [1, 5])
 def test_a_step_makes_a_pass_for_each_place_of_its_drafts(num_requests: int, trained, passes) -> None:
-    built = small_engine(trained("qwen35").path, speculation=MTP)
+    built = small_engine(trained("qwen35").path, speculation=MTP, cache_bytes=ROOMY)
     together(built, [request(random_prompt(20, seed), replace(ANSWER, max_tokens=6)) for seed in range(num_requests)])
     assert passes[:3] == [num_requests] * 3
     # Behind the prompt's token come five steps at most, whose drafts leave room for a token after them.
