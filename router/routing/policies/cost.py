@@ -164,9 +164,13 @@ def answer_part(request: RoutedRequest, met: Meeting) -> AnswerPart:
     is_meant_for_prompts = node.role is Role.PREFILL
     if load.waiting_tokens or is_meant_for_prompts:
         # Prompts that wait here are computed between the answer's steps.
-        stalled_s, most_s = after.seconds(waiting.work_s), number * (after.step_work_s + costs.chunk_s)
+        prompts_s = after.step_work_s + costs.chunk_s
+        stalled_s, most_s = after.seconds(waiting.work_s), number * prompts_s
         if is_meant_for_prompts:
-            stalled_s = max(stalled_s, load.prompt_share * most_s)
+            # The share of the time in which prompts wait is a smaller one of the steps: those with prompts are longer.
+            share = load.prompt_share
+            share_of_steps = share * after.decode_s / (after.decode_s + (1.0 - share) * prompts_s)
+            stalled_s = max(stalled_s, share_of_steps * most_s)
         stalled_s = stalled_s if stalled_s < most_s else most_s
         rest_s += stalled_s
         work_s = waiting.work_s if waiting.work_s > met.work_s else met.work_s

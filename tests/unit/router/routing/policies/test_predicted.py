@@ -10,7 +10,9 @@ from headrace.step_costs import StepCosts
 from headrace.wire.node_messages import Role
 from router.routing.candidates import Candidate, LinkCosts, Load
 from router.routing.plan import Objectives, Plan, RoutedRequest
+from router.routing.policies.cost import answer_part, meeting
 from router.routing.policies.predicted import Predicted
+from router.routing.policies.times import pace as node_pace
 
 LINK = LinkCosts(latency_s=0.002, bytes_per_s=50e9)
 REQUEST = RoutedRequest(number=0, num_tokens=16384, answer_tokens=128)
@@ -134,6 +136,25 @@ def test_a_node_that_is_busy_with_prompts_gets_no_answer_in_a_moment_without() -
     decode = node("d", **busy(24), **line(16000))
     assert where(choose(node("p", Role.PREFILL), decode, request=gap)) == ("p", "p")
     assert where(choose(node("p", Role.PREFILL, prompt_share=1.0), decode, request=gap)) == ("p", "d")
+
+
+def test_prompts_in_a_third_of_the_time_are_in_few_of_the_steps() -> None:
+    """A step with a prompt takes forty times as long as one without: such a node has few stalls for an answer."""
+    decode, request = node("d", **busy(60)), replace(REQUEST, num_tokens=2048, answer_tokens=300)
+    assert where(choose(node("p", Role.PREFILL, prompt_share=0.3), decode, request=request)) == ("p", "p")
+    assert where(choose(node("p", Role.PREFILL, prompt_share=1.0), decode, request=request)) == ("p", "d")
+
+
+@pytest.mark.parametrize(("share", "gap_s"), [(0.0, None), (0.3, None), (0.3, 0.01), (1.0, None), (1.0, 0.01)])
+def test_an_answer_takes_the_steps_of_both_kinds_that_their_shares_of_the_time_hold(
+    share: float, gap_s: float | None
+) -> None:
+    request = replace(REQUEST, objectives=Objectives(token_gap_s=gap_s))
+    met = meeting(request, node("p", Role.PREFILL, prompt_share=share))
+    alone = node_pace(met.node, 1, REQUEST.num_tokens + 64, gap_s, met.work_s / REQUEST.num_tokens)
+    with_prompts_s = alone.step_work_s + alone.overhead_s
+    tokens_per_s = share / with_prompts_s + (1 - share) / alone.decode_s
+    assert answer_part(request, met).rest_s == pytest.approx(REQUEST.answer_tokens / tokens_per_s)
 
 
 def test_a_short_answer_is_generated_away_from_long_prompts() -> None:
