@@ -42,6 +42,7 @@ class Load(NamedTuple):
     shortness         sum of 1 / expected tokens, at least SHORT_ANSWER_TOKENS, of this router's answers that generate
                       or come: a second in which the node does something else adds as many to their times per token
     prompt_share      share of the last seconds in which prompts waited: at most 1
+    coming_s          time to the first token that was predicted for the sequences that come, summed
     """
 
     num_decoding: int = 0
@@ -57,6 +58,7 @@ class Load(NamedTuple):
     empty_tokens: int = 0
     shortness: float = 0.0
     prompt_share: float = 0.0
+    coming_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

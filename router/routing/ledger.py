@@ -85,6 +85,7 @@ class Ledger:
                 is_alone,
                 expected_tokens=request.answer_tokens,
                 token_gap_s=request.objectives.token_gap_s,
+                first_token_s=plan.prediction.first_token_s or 0.0,
             )
         if (book := self._books.get(plan.prefill)) is not None:
             book.add(number, prompt, answer if is_alone else None)

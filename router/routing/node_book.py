@@ -46,6 +46,7 @@ class Answer:
     is_admitted       the node has reserved blocks and a slot for it
     expected_tokens   of the answer alone
     token_gap_s       asked for between its tokens; None: any
+    first_token_s     predicted when it was sent
     """
 
     num_tokens: int
@@ -54,6 +55,7 @@ class Answer:
     is_generating: bool = False
     expected_tokens: int = SHORT_ANSWER_TOKENS
     token_gap_s: float | None = None
+    first_token_s: float = 0.0
 
 
 class _Share(NamedTuple):
@@ -70,6 +72,7 @@ class _Share(NamedTuple):
     wanted_tokens: int = 0
     wanted_slots: int = 0
     shortness: float = 0.0
+    coming_s: float = 0.0
 
 
 NOTHING = _Share()
@@ -142,6 +145,7 @@ class NodeBook:
                 others.empty_tokens,
                 own.shortness,
                 self._prompt_share,
+                own.coming_s,
             )
         return self._load
 
@@ -218,6 +222,7 @@ class NodeBook:
             wanted_tokens=tokens,
             wanted_slots=1,
             shortness=1 / max(answer.expected_tokens, SHORT_ANSWER_TOKENS),
+            coming_s=0.0 if answer.is_generating else answer.first_token_s,
         )
 
     def _share_left(self, now_s: float) -> float:

@@ -15,6 +15,7 @@ from router.routing.plan import RoutedRequest
 from router.routing.policies.times import (
     NO_LINE,
     Line,
+    answers_at_once,
     first_token_s,
     line,
     lost_share,
@@ -155,7 +156,7 @@ def answer_part(request: RoutedRequest, met: Meeting) -> AnswerPart:
     number = max(request.answer_tokens, 1)
     num_tokens = request.num_tokens + number
     mean_tokens = request.num_tokens + number // 2
-    batch, context_tokens = load.num_decoding + load.num_coming, load.context_tokens + load.coming_tokens
+    batch, context_tokens = answers_at_once(load, costs, number)
     each_s = met.work_s / (request.num_tokens - met.start)
     after = pace(node, batch + 1, context_tokens + mean_tokens, gap_s, each_s)
     rest_s = answer_s = number * after.decode_s
@@ -180,7 +181,7 @@ def answer_part(request: RoutedRequest, met: Meeting) -> AnswerPart:
             work_s = max(work_s, num_prompts * met.work_s)
         elif batch:  # one answer more costs prompts little where many are generated anyway: they share what all cost
             lost = max(lost_share(node, after, slowed_s, gap_s, each_s, work_s), lost / (batch + 1))
-        others_s += num_prompts * lost * rest_s
+        others_s += (PROMPT_WEIGHT if is_meant_for_prompts else 1.0) * num_prompts * lost * rest_s
         if gap_s is None:
             others_s += STALL_WEIGHT * stalled_s / (number if number > SHORT_ANSWER_TOKENS else SHORT_ANSWER_TOKENS)
     copied_s = received_s(node, request.num_tokens - node.hit.attention_tokens)

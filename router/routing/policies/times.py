@@ -40,7 +40,7 @@ class NodePace(NamedTuple):
 
 
 def pace(
-    node: Candidate, num_decoding: int, context_tokens: int, token_gap_s: float | None, token_work_s: float
+    node: Candidate, num_decoding: float, context_tokens: float, token_gap_s: float | None, token_work_s: float
 ) -> NodePace:
     """The steps of a node that decodes so many sequences, beside a prompt whose tokens take `token_work_s` each.
 
@@ -58,6 +58,22 @@ def pace(
     least_s = token_work_s * MIN_GAP_TOKENS
     planned_s = max(least_s, costs.longest_s(token_gap_s) - overhead_s)
     return NodePace(decode_s, min(step_work_s, planned_s), overhead_s, token_gap_s - overhead_s >= least_s)
+
+
+def answers_at_once(load: Load, costs: StepCosts, answer_tokens: int) -> tuple[float, float]:
+    """Answers that a node generates at once while one more of so many tokens runs, and the tokens of their contexts.
+
+    Those that come do not come together: their prompts end one after the other, in the time that was predicted for
+    them. Of answers that are shorter than that, the first have ended when the last begin.
+    """
+    number, tokens = load.num_decoding + load.num_coming, load.context_tokens + load.coming_tokens
+    if not load.coming_s:
+        return number, tokens
+    step_s = costs.step_s + costs.decode_s * load.num_decoding + costs.context_s * load.context_tokens
+    share = answer_tokens * step_s * load.num_coming / load.coming_s
+    if share >= 1.0:
+        return number, tokens
+    return max(load.num_decoding, share * number), max(load.context_tokens, share * tokens)
 
 
 def lost_share(

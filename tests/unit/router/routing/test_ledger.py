@@ -11,7 +11,7 @@ from headrace.step_costs import StepCosts, StepShape
 from headrace.wire.node_messages import NodeStatus, Role
 from router.routing.candidates import Load
 from router.routing.ledger import Ledger
-from router.routing.plan import NO_OBJECTIVES, Objectives, Plan, RoutedRequest
+from router.routing.plan import NO_OBJECTIVES, Objectives, Plan, Prediction, RoutedRequest
 from tests.support.router.candidates import candidate, linked
 from tests.support.router.fake_nodes import node_info, node_status
 
@@ -64,15 +64,14 @@ def test_a_prompt_counts_where_it_is_computed_from_the_moment_it_is_sent_until_i
 
 def test_an_answer_comes_then_generates_then_ends() -> None:
     ledger = started_ledger()
-    send(ledger, HAND_OVER)
-    coming = IDLE._replace(
-        num_coming=1, coming_tokens=1000, free_tokens=FREE_TOKENS - 1000, free_slots=FREE_SLOTS - 1, shortness=1 / 40
-    )
+    send(ledger, replace(HAND_OVER, prediction=Prediction(2.5, 0.01)))
+    held = {"free_tokens": FREE_TOKENS - 1000, "free_slots": FREE_SLOTS - 1}
+    coming = IDLE._replace(num_coming=1, coming_tokens=1000, coming_s=2.5, shortness=1 / 40, **held)
     assert ledger.load("d0", 0.0) == coming
     ledger.reserved(1)
     assert ledger.load("d0", 0.0) == coming
     ledger.prompt_computed(1, 1.0)
-    generating = coming._replace(num_coming=0, coming_tokens=0, num_decoding=1, context_tokens=1000)
+    generating = coming._replace(num_coming=0, coming_tokens=0, coming_s=0.0, num_decoding=1, context_tokens=1000)
     assert ledger.load("d0", 1.0) == generating
     ledger.ended(1, 2.0)
     assert ledger.load("d0", 2.0) == IDLE

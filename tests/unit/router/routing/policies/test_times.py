@@ -7,7 +7,15 @@ import pytest
 from headrace.step_costs import KEPT_SHARE, StepCosts
 from headrace.wire.node_messages import Role
 from router.routing.candidates import Candidate, Load
-from router.routing.policies.times import first_token_s, line, pace, place_wait_s, prompt_wait_s, room_within_gap
+from router.routing.policies.times import (
+    answers_at_once,
+    first_token_s,
+    line,
+    pace,
+    place_wait_s,
+    prompt_wait_s,
+    room_within_gap,
+)
 
 COSTS = StepCosts(step_s=9.0, decode_s=1.0, context_s=0.0, chunk_s=2.0, token_s=1.0, depth_s=0.0)
 
@@ -89,3 +97,16 @@ def test_a_full_node_has_room_when_answers_have_ended():
     assert place_wait_s(node(free_slots=-2, free_tokens=100, num_decoding=4), 100, 60.0) == 3 * 60.0 / 4
     short = node(free_slots=1, free_tokens=100, num_decoding=4, context_tokens=400)
     assert place_wait_s(short, 300, 60.0) == 2 * 60.0 / 4
+
+
+def test_answers_that_come_one_after_the_other_make_room_for_each_other() -> None:
+    costs = StepCosts(step_s=5e-3, decode_s=0.0, context_s=0.0)
+    coming = Load(num_decoding=10, context_tokens=1000, num_coming=30, coming_tokens=3000)
+    assert answers_at_once(coming, costs, 100) == (40, 4000)
+    # Half a second each; they come within two seconds.
+    assert answers_at_once(coming._replace(coming_s=30 * 2.0), costs, 100) == (10, 1000)
+    assert answers_at_once(coming._replace(coming_s=30 * 2.0, num_decoding=2, context_tokens=200), costs, 100) == (
+        8,
+        800,
+    )
+    assert answers_at_once(coming._replace(coming_s=30 * 0.4), costs, 100) == (40, 4000)
