@@ -87,6 +87,7 @@ async def test_a_switch_under_load_takes_effect_at_once_and_loses_nothing(model,
             to_decode_s = await switch(cluster.url, "d1", "decode")
             decodes_s = time.monotonic()
             await until_answered(answers, 16)
+        print(f"{len(answers)} answers; switched after {to_prefill_s:.3f} and {to_decode_s:.3f} s")
         assert max(to_prefill_s, to_decode_s) < EFFECT_S
         assert [answer.tokens for _, _, answer in answers] == [wanted[index] for _, index, _ in answers]
         assert {answer.report["migrations"] for _, _, answer in answers} == {0}

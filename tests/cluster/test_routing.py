@@ -1,6 +1,7 @@
 """Two prefill and two decode nodes under the policy `predicted`: prompts go where what they need is cached."""
 
 import random
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,9 @@ async def test_a_shared_system_prompt_is_computed_once_and_serves_chats_on_sever
     answers += await ask_all(cluster.url, prompts[1:], at_once=SHARING_CHATS, num_tokens=ANSWER_TOKENS, **hints)
     cached = [answer.usage["prompt_tokens_details"]["cached_tokens"] for answer in answers]
     assert cached == [0] + [SYSTEM_TOKENS] * (SHARING_CHATS - 1)
-    assert len({answer.report["routing"]["plan"]["prefill"] for answer in answers}) > 1
+    nodes = Counter(answer.report["routing"]["plan"]["prefill"] for answer in answers)
+    print(f"computed by {cached.count(0)} of {SHARING_CHATS} chats; prompts by node: {dict(nodes)}")
+    assert len(nodes) > 1
 
 
 async def test_chats_that_arrive_at_one_moment_compute_their_system_prompt_about_once_a_node(cluster: Cluster) -> None:
@@ -69,4 +72,5 @@ async def test_chats_that_arrive_at_one_moment_compute_their_system_prompt_about
     answers = await ask_all(cluster.url, prompts, at_once=SHARING_CHATS, num_tokens=ANSWER_TOKENS, **hints)
     cached = [answer.usage["prompt_tokens_details"]["cached_tokens"] for answer in answers]
     assert set(cached) <= {0, SYSTEM_TOKENS}
+    print(f"computed by {cached.count(0)} of {SHARING_CHATS} chats that came at once")
     assert cached.count(0) <= len(cluster.processes) - 1, "one for each node, the router aside"

@@ -29,6 +29,7 @@ async def test_scaling_up_and_down_and_a_drain_lose_no_request(shell):
         assert status == 0 and output.index("p1 is drained") < output.index("d2 is drained"), output
         assert set(nodes_of(url)) == {"p0", "d1"}
         await load.answered(2)
+    print(f"{len(load.answers)} answers while nodes came and went, {len(load.wrong)} wrong, {len(load.errors)} lost")
     assert load.wrong == [] and not load.errors
     status, output = await asyncio.to_thread(shell.run, "drain", "d1")
     assert status == 1 and "no other node decodes than d1" in output
