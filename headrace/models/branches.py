@@ -6,32 +6,53 @@ Most families' layers are a mixer's branch and a feed-forward's, Nemotron's are 
 norm what a branch gives instead of what it reads.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from headrace.forward.forward_batch import LayerContext
+from headrace.kernels.dense.fp8_rows import Fp8Format, Rows, plain_rows
 from headrace.kernels.dense.residual import Product, add_branch, whole
-from headrace.kernels.dense.rms_norm import rms_norm
+from headrace.kernels.dense.rms_norm import rms_norm, rms_norm_rows
 from headrace.models.layers.attention import Attention
 from headrace.models.layers.latent_attention import LatentAttention
+
+
+class Mixer(Protocol):
+    @property
+    def reads(self) -> Fp8Format | None:
+        """The format of rows that its products read; None: 16 bits."""
+
+    def __call__(self, x: Rows, context: LayerContext) -> Product: ...
+
+
+class FeedForward(Protocol):
+    @property
+    def reads(self) -> Fp8Format | None:
+        """As a mixer's."""
+
+    def __call__(self, x: Rows) -> Tensor | Product: ...
 
 
 @dataclass(frozen=True)
 class MixerBranch:
     """A branch that mixes rows of one sequence and advances its caches."""
 
-    mixer: Callable[[Tensor, LayerContext], Product]
+    mixer: Mixer
     norm: Tensor | None  # float32, as all norm weights; None: it reads the stream as it is
     post_norm: Tensor | None = None  # of its output
 
-    def output(self, normed: Tensor, context: LayerContext) -> Product:
+    @property
+    def reads(self) -> Fp8Format | None:
+        return self.mixer.reads
+
+    def output(self, normed: Rows, context: LayerContext) -> Product:
         return self.mixer(normed, context)
 
-    def output_of_rows(self, normed: Tensor, context: LayerContext, rows: Tensor) -> Product:
+    def output_of_rows(self, normed: Rows, context: LayerContext, rows: Tensor) -> Product:
         """`output` of `rows` only, when no later branch reads others. The caches advance by all rows."""
         if isinstance(self.mixer, Attention | LatentAttention) and (
             len(rows) == 0 or context.batch.last_token_queries is not None
@@ -45,11 +66,15 @@ class MixerBranch:
 class FeedForwardBranch:
     """A branch that sees each row by itself."""
 
-    feed_forward: Callable[[Tensor], Tensor | Product]
+    feed_forward: FeedForward
     norm: Tensor | None
     post_norm: Tensor | None = None
 
-    def output(self, normed: Tensor, context: LayerContext) -> Tensor | Product:
+    @property
+    def reads(self) -> Fp8Format | None:
+        return self.feed_forward.reads
+
+    def output(self, normed: Rows, context: LayerContext) -> Tensor | Product:
         return self.feed_forward(normed)
 
 
@@ -68,9 +93,9 @@ class BranchChain:
     def __call__(self, x: Tensor, context: LayerContext) -> Tensor:
         """The stream x [T, hidden] behind the final norm: the batch's logit rows. x is overwritten where it can be."""
         rows = context.batch.logit_rows
-        first_norm = self.branches[0].norm
-        normed = x if first_norm is None else rms_norm(x, first_norm, self.norm_eps)
-        for i, (branch, next_norm) in enumerate(self._steps):
+        first = self.branches[0]
+        normed: Rows = x if first.norm is None else rms_norm_rows(x, first.norm, self.norm_eps, first.reads)
+        for i, (branch, next_norm, next_reads) in enumerate(self._steps):
             if i == self._last_mixer and rows is not None and isinstance(branch, MixerBranch):
                 output: Tensor | Product = branch.output_of_rows(normed, context, rows)
                 x = x.index_select(0, rows)
@@ -81,8 +106,8 @@ class BranchChain:
             if next_norm is None:
                 x = normed = torch.add(x, whole(output), alpha=self.residual_multiplier)
             else:
-                x, normed = add_branch(x, output, self.residual_multiplier, next_norm, self.norm_eps)
-        return normed
+                x, normed = add_branch(x, output, self.residual_multiplier, next_norm, self.norm_eps, next_reads)
+        return plain_rows(normed)
 
     @property
     def ends_in_attention(self) -> bool:
@@ -91,10 +116,11 @@ class BranchChain:
         return isinstance(last, MixerBranch) and isinstance(last.mixer, Attention | LatentAttention)
 
     @cached_property
-    def _steps(self) -> tuple[tuple[Branch, Tensor | None], ...]:
-        """Each branch and the norm behind it."""
-        norms = (*(branch.norm for branch in self.branches[1:]), self.final_norm)
-        return tuple(zip(self.branches, norms, strict=True))
+    def _steps(self) -> tuple[tuple[Branch, Tensor | None, Fp8Format | None], ...]:
+        """Each branch, the norm behind it, and the format in which that norm's rows are read."""
+        behind = [(branch.norm, branch.reads) for branch in self.branches[1:]]
+        followed = zip(self.branches, [*behind, (self.final_norm, None)], strict=True)
+        return tuple((branch, norm, reads) for branch, (norm, reads) in followed)
 
     @cached_property
     def _last_mixer(self) -> int:

@@ -1,4 +1,4 @@
-"""FP8 matrices (e4m3) with float32 scales, and rows of activations quantised beside them.
+"""FP8 matrices (e4m3) with float32 scales, and rows of activations quantised beside them (`Fp8Rows`: fp8_rows.py).
 
     W[o, i] = values[o, i] * scales[o // row_group, i // column_group]
 
@@ -125,35 +125,48 @@ def quantise_torch(x: Tensor, by_block: bool) -> tuple[Tensor, Tensor]:
     return values.contiguous(), scales.t().contiguous().t()
 
 
-@triton.jit(do_not_specialize=["M"])
+@triton.jit
+def store_fp8(x, value_ptrs, scale_ptrs, is_here, is_group):
+    """Stores x [G, W], float32 with zeros where no value is, in FP8: each of the G groups has a scale."""
+    scale = tl.maximum(tl.max(tl.abs(x), 1) / LARGEST_NUMBER, TINIEST_SCALE)
+    tl.store(value_ptrs, (x / scale[:, None]).to(value_ptrs.dtype.element_ty), mask=is_here)
+    tl.store(scale_ptrs, scale, mask=is_group)
+
+
+@triton.jit(do_not_specialize=["stride_scale"])
 def _quantise_kernel(
-    x_ptr, out_ptr, scale_ptr, M, stride_x,
+    x_ptr, out_ptr, scale_ptr, stride_scale, stride_x,
     IN: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """A row a program: GROUPS groups of WIDTH columns."""
+    """A row a program: GROUPS groups of WIDTH columns. Scales of a column of groups lie side by side."""
     let_next_start()
     wait_for_previous()
     row = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, GROUPS)[:, None]
     i = group * WIDTH + tl.arange(0, WIDTH)[None, :]
     x = tl.load(x_ptr + row * stride_x + i, mask=i < IN, other=0.0).to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(x), 1) / LARGEST_NUMBER, TINIEST_SCALE)
-    tl.store(out_ptr + row * IN + i, (x / scale[:, None]).to(out_ptr.dtype.element_ty), mask=i < IN)
     g = tl.arange(0, GROUPS)
-    tl.store(scale_ptr + g.to(tl.int64) * M + row, scale, mask=g < tl.cdiv(IN, WIDTH))
+    store_fp8(
+        x, out_ptr + row * IN + i, scale_ptr + g.to(tl.int64) * stride_scale + row, i < IN, g < tl.cdiv(IN, WIDTH)
+    )
 
 
 def quantise_triton(x: Tensor, by_block: bool) -> tuple[Tensor, Tensor]:
     M, num_in = x.shape
+    out = torch.empty((M, num_in), dtype=FP8, device=x.device)
+    scales = torch.empty((cdiv(num_in, BLOCK) if by_block else 1, M), dtype=torch.float32, device=x.device).t()
+    quantise_into(x, out, scales, by_block)
+    return out, scales
+
+
+def quantise_into(x: Tensor, out: Tensor, scales: Tensor, by_block: bool) -> None:
+    """Quantises x [M, I] into the first M rows of `out` [P, I] and `scales` [P, G] in memory order [G, P]."""
+    M, num_in = x.shape
     if x.stride(1) != 1:
         raise ValueError(f"x has strides {x.stride()}: values of one row must lie side by side")
     width = BLOCK if by_block else next_power_of_2(num_in)
-    groups = cdiv(num_in, width)
-    out = torch.empty((M, num_in), dtype=FP8, device=x.device)
-    scales = torch.empty((groups, M), dtype=torch.float32, device=x.device)
     if M:
         _quantise_kernel[(M,)](
-            x, out, scales, M, x.stride(0), IN=num_in, GROUPS=next_power_of_2(groups), WIDTH=width,
+            x, out, scales, len(out), x.stride(0), IN=num_in, GROUPS=next_power_of_2(cdiv(num_in, width)), WIDTH=width,
             num_warps=4 if num_in <= 4096 else 8, **OVERLAPPED,
         )  # fmt: skip
-    return out, scales.t()

@@ -1,6 +1,6 @@
 """Dense projection: y = x W^T, with W packed once for the device's fastest product.
 
-Shapes    x [..., I], any row stride; weight [O, I]; returns [..., O]; the other forms take x [M, I]
+Shapes    x [..., I], any row stride; weight [O, I]; returns [..., O]; FP8 and the other forms take x [M, I]
 Contract  `LinearWeight(weight)` keeps the only copy that is read: drop the plain tensor afterwards
 Numerics  as F.linear in the weight's dtype; float32 stays float32
 Source    on CPU in float32 oneDNN's blocked layout (what torch.compile uses for frozen weights). Against
@@ -18,9 +18,10 @@ from torch import Tensor
 
 from headrace.kernels.dense.fp8 import Fp8Matrix, Matrix
 from headrace.kernels.dense.fp8_linear import fp8_linear, has_product
-from headrace.kernels.dense.relu_squared import relu_squared
+from headrace.kernels.dense.fp8_rows import Fp8Format, Fp8Rows, Rows, plain_rows, quantise_rows
+from headrace.kernels.dense.relu_squared import relu_squared_rows
 from headrace.kernels.dense.small_linear import MOST_ROWS, small_linear_triton
-from headrace.kernels.dense.swiglu import swiglu
+from headrace.kernels.dense.swiglu import swiglu_rows
 from headrace.kernels.dense.swiglu_linear_hopper import is_faster_on_hopper, swiglu_linear_hopper
 from headrace.kernels.lib.dispatch import runs_triton
 from headrace.kernels.lib.sizes import cdiv
@@ -31,10 +32,11 @@ class LinearWeight:
 
     def __init__(self, weight: Matrix):
         self.out_features, self.in_features = weight.shape
-        self._is_fp8 = isinstance(weight, Fp8Matrix) and has_product(weight)
         self._is_packed = False
         self._weight: Matrix = weight
-        if self._is_fp8:
+        self._fp8: Fp8Format | None = None
+        if isinstance(weight, Fp8Matrix) and has_product(weight):
+            self._fp8 = Fp8Format(weight.has_blocks)
             return
         plain = weight.dequantised() if isinstance(weight, Fp8Matrix) else weight.contiguous()
         self._is_packed = (
@@ -42,44 +44,69 @@ class LinearWeight:
         )
         self._weight = torch.ops.mkldnn._reorder_linear_weight(plain) if self._is_packed else plain
 
-    def __call__(self, x: Tensor) -> Tensor:
+    @property
+    def reads(self) -> Fp8Format | None:
+        """The format of rows that this product does not have to quantise; None: it multiplies in 16 or 32 bits."""
+        return self._fp8
+
+    def __call__(self, x: Rows) -> Tensor:
+        x = self._readable(x)
         if self._is_packed:
             return torch.ops.mkldnn._linear_pointwise(x, self._weight, None, "none", [], "")
-        if self._has_few(x):
-            return small_linear_triton(x, self._weight)
-        return linear_torch(x, self._weight) if isinstance(self._weight, Tensor) else fp8_linear(x, self._weight)
+        return small_linear_triton(x, self._weight) if self._has_few(x) else self._product(x)
 
-    def parts(self, x: Tensor) -> Tensor:
+    def parts(self, x: Rows) -> Tensor:
         """y [M, O], or parts [S, M, O] in float32 that sum to it: add_rms_norm and sum_outputs take either."""
+        x = self._readable(x)
         return small_linear_triton(x, self._weight, "parts") if self._has_few(x) else self(x)
 
-    def add_to(self, total: Tensor, x: Tensor, alpha: float) -> bool:
+    def add_to(self, total: Tensor, x: Rows, alpha: float) -> bool:
         """total [M, O] += alpha * y, rounded once. False, with no change, where adding y later is cheaper."""
-        if self._is_fp8 or not runs_triton(x) or len(x) <= MOST_ROWS:
+        if self._fp8 is not None or not runs_triton(total) or len(x) <= MOST_ROWS:
             return False
         assert isinstance(self._weight, Tensor)
-        total.addmm_(x, self._weight.T, alpha=alpha)  # the library reads `total` under its arithmetic
+        total.addmm_(plain_rows(x), self._weight.T, alpha=alpha)  # the library reads `total` under its arithmetic
         return True
 
-    def swiglu(self, x: Tensor) -> Tensor:
-        """silu(gate) * up [M, O / 2] of a matrix whose first half of rows is the gate's, the second up's."""
-        if self._has_few(x):
-            return small_linear_triton(x, self._weight, "gated")
-        if isinstance(self._weight, Tensor) and is_faster_on_hopper(x, self._weight):
-            return swiglu_linear_hopper(x, self._weight)
-        return swiglu(self(x))
+    def swiglu(self, x: Rows, fmt: Fp8Format | None = None) -> Rows:
+        """silu(gate) * up [M, O / 2] of a matrix whose first half of rows is the gate's, the second up's.
 
-    def relu_squared(self, x: Tensor) -> Tensor:
-        """max(y, 0)^2 [M, O]."""
-        return relu_squared(self(x))
+        In FP8 for what reads `fmt` if that costs no launch more."""
+        x = self._readable(x)
+        if self._has_few(x):
+            return small_linear_triton(x, self._weight, "gated")  # no program sees a whole row
+        if isinstance(x, Tensor) and isinstance(self._weight, Tensor) and is_faster_on_hopper(x, self._weight):
+            return swiglu_linear_hopper(x, self._weight)
+        return swiglu_rows(self(x), fmt)
+
+    def relu_squared(self, x: Rows, fmt: Fp8Format | None = None) -> Rows:
+        """max(y, 0)^2 [M, O], in FP8 for what reads `fmt`."""
+        return relu_squared_rows(self(x), fmt)
 
     def logits(self, x: Tensor, divisor: float) -> Tensor:
         """y / divisor in float32, with y rounded to x's dtype first."""
-        if self._has_few(x):
-            return small_linear_triton(x, self._weight, "logits", divisor)
+        if self._has_few(self._readable(x)):
+            return small_linear_triton(self._readable(x), self._weight, "logits", divisor)
         return widened(self(x), divisor)
 
-    def _has_few(self, x: Tensor) -> bool:
+    def _readable(self, x: Rows) -> Rows:
+        """The rows as this product reads them."""
+        if self._fp8 is None:
+            return plain_rows(x)
+        if isinstance(x, Fp8Rows) and (x.scales.shape[1] > 1) == self._fp8.by_block:
+            return x
+        return quantise_rows(plain_rows(x), self._fp8)
+
+    def _product(self, x: Rows) -> Tensor:
+        if isinstance(x, Fp8Rows):
+            assert isinstance(self._weight, Fp8Matrix)
+            return fp8_linear(x, self._weight)
+        assert isinstance(self._weight, Tensor)
+        return linear_torch(x, self._weight)
+
+    def _has_few(self, x: Rows) -> bool:
+        if isinstance(x, Fp8Rows):
+            return runs_triton(x.values) and 0 < len(x) <= MOST_ROWS
         return (
             runs_triton(x)
             and self._weight.dtype.itemsize == 2
@@ -87,6 +114,14 @@ class LinearWeight:
             and 0 < len(x) <= MOST_ROWS
             and x.stride(1) == 1
         )
+
+
+def read_by(first: LinearWeight, *others: LinearWeight | None) -> Fp8Format | None:
+    """The format for rows that all of these read: FP8 as the first takes it, kept in 16 bits where another does not."""
+    if first.reads is None:
+        return None
+    keeps_plain = any(other is not None and other.reads != first.reads for other in others)
+    return first.reads._replace(keeps_plain=keeps_plain)
 
 
 def linear_torch(x: Tensor, weight: Tensor) -> Tensor:

@@ -1,12 +1,13 @@
 """Root-mean-square normalisation: y = x / sqrt(mean(x^2) + eps) * weight; alone, or after a residual addition.
 
-    add_rms_norm    s = x + alpha * branch;  returns s, rms_norm(s)
+    add_rms_norm        s = x + alpha * branch;  returns s, rms_norm(s)
+    *_rows              the same, with the normed rows in the format that their products read (fp8_rows.py)
 
 Shapes    x [..., D]; weight [D] or anything that broadcasts to x from the right ([H, D]: one weight a head);
           add_rms_norm: x [T, D], weight [D]; branch [T, D] in x's dtype, or parts [S, T, D] in float32 that sum to it
 Contract  models whose weight is stored as an offset from one (Qwen) add the one at load time; rows may have any
           stride
-Numerics  float32 inside, the result in x's dtype; s is rounded to it before the norm
+Numerics  float32 inside, the result in x's dtype; s is rounded to it before the norm. FP8 is made of the rounded result
 Source    Zhang & Sennrich 2019, "Root Mean Square Layer Normalization"
 """
 
@@ -17,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.kernels.dense.fp8_rows import Fp8Format, Fp8Rows, Rows, empty_rows, in_format, store_fp8_row
 from headrace.kernels.lib.dispatch import runs_triton
 from headrace.kernels.lib.pdl import OVERLAPPED, let_next_start, wait_for_previous
 from headrace.kernels.lib.sizes import cdiv, next_power_of_2
@@ -35,12 +37,34 @@ def rms_norm_torch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return torch.mul(wide, inverse_rms(wide, eps)).mul_(weight).to(x.dtype)
 
 
+def rms_norm_rows(x: Tensor, weight: Tensor, eps: float, fmt: Fp8Format | None) -> Rows:
+    if x.dim() != 2 or x.shape[1:] != weight.shape:
+        raise ValueError(f"x {tuple(x.shape)} and weight {tuple(weight.shape)}: must be rows and a weight for all")
+    if fmt is None or not runs_triton(x):
+        return in_format(rms_norm(x, weight, eps), fmt)
+    return rms_norm_fp8_triton(x, weight, eps, fmt)
+
+
 def add_rms_norm(x: Tensor, branch: Tensor, alpha: float, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    _check_sum(x, branch, weight)
+    add = add_rms_norm_triton if runs_triton(x) else add_rms_norm_torch
+    return add(x, branch, alpha, weight, eps)
+
+
+def add_rms_norm_rows(
+    x: Tensor, branch: Tensor, alpha: float, weight: Tensor, eps: float, fmt: Fp8Format | None
+) -> tuple[Tensor, Rows]:
+    if fmt is None or not runs_triton(x):
+        total, normed = add_rms_norm(x, branch, alpha, weight, eps)
+        return total, in_format(normed, fmt)
+    _check_sum(x, branch, weight)
+    return add_rms_norm_fp8_triton(x, branch, alpha, weight, eps, fmt)
+
+
+def _check_sum(x: Tensor, branch: Tensor, weight: Tensor) -> None:
     dtype = x.dtype if branch.dim() == 2 else torch.float32
     if x.shape != branch.shape[-2:] or x.dim() != 2 or dtype != branch.dtype or weight.shape != x.shape[1:]:
         raise ValueError(f"x {tuple(x.shape)}, branch {tuple(branch.shape)}, weight {tuple(weight.shape)} disagree")
-    add = add_rms_norm_triton if runs_triton(x) else add_rms_norm_torch
-    return add(x, branch, alpha, weight, eps)
 
 
 def add_rms_norm_torch(x: Tensor, branch: Tensor, alpha: float, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -67,13 +91,15 @@ def _constant(value: float, device: torch.device) -> Tensor:
     return torch.tensor(value, device=device)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "stride_scale"])
 def _rms_norm_kernel(
-    x_ptr, branch_ptr, weight_ptr, sum_ptr, out_ptr, num_rows, num_weights, stride_x, stride_branch, alpha, eps,
-    D: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
+    x_ptr, branch_ptr, weight_ptr, sum_ptr, out_ptr,
+    values_ptr, scale_ptr,  # None: no FP8
+    num_rows, num_weights, stride_x, stride_branch, stride_scale, alpha, eps,
+    D: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """ROWS rows a program; row r takes weight row r % num_weights; sum and out have no gaps between rows.
-    The branch is the sum of PARTS tensors, num_rows rows apart; PARTS = 0: no branch."""
+    """ROWS rows a program, one where it writes FP8; row r takes weight row r % num_weights; sum and out have no gaps
+    between rows. The branch is the sum of PARTS tensors, num_rows rows apart; PARTS = 0: no branch."""
     let_next_start()
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     d = tl.arange(0, BLOCK_D)[None, :]
@@ -92,8 +118,12 @@ def _rms_norm_kernel(
         total = wide.to(x.dtype)
         tl.store(sum_ptr + row * D + d, total, mask=is_here)
         wide = total.to(tl.float32)
-    y = wide * tl.rsqrt(tl.sum(wide * wide, 1) / D + eps)[:, None] * weight
-    tl.store(out_ptr + row * D + d, y.to(x.dtype), mask=is_here)
+    y = (wide * tl.rsqrt(tl.sum(wide * wide, 1) / D + eps)[:, None] * weight).to(x.dtype)
+    if out_ptr is not None:
+        tl.store(out_ptr + row * D + d, y, mask=is_here)
+    if values_ptr is not None:
+        here = tl.program_id(0).to(tl.int64)
+        store_fp8_row(y.to(tl.float32), values_ptr, scale_ptr, stride_scale, here, 1, D, BLOCK_D, GROUP)
 
 
 def rms_norm_triton(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -102,14 +132,37 @@ def rms_norm_triton(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
+def rms_norm_fp8_triton(x: Tensor, weight: Tensor, eps: float, fmt: Fp8Format) -> Fp8Rows:
+    rows = empty_rows(len(x), x.shape[1], fmt, x.dtype, x.device)
+    _launch(x, None, 0.0, weight, eps, None, rows.plain, rows, fmt.group)
+    return rows
+
+
 def add_rms_norm_triton(x: Tensor, branch: Tensor, alpha: float, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     total, out = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
     _launch(x, branch, alpha, weight, eps, total, out)
     return total, out
 
 
+def add_rms_norm_fp8_triton(
+    x: Tensor, branch: Tensor, alpha: float, weight: Tensor, eps: float, fmt: Fp8Format
+) -> tuple[Tensor, Fp8Rows]:
+    total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    rows = empty_rows(len(x), x.shape[1], fmt, x.dtype, x.device)
+    _launch(x, branch, alpha, weight, eps, total, rows.plain, rows, fmt.group)
+    return total, rows
+
+
 def _launch(
-    x: Tensor, branch: Tensor | None, alpha: float, weight: Tensor, eps: float, total: Tensor | None, out: Tensor
+    x: Tensor,
+    branch: Tensor | None,
+    alpha: float,
+    weight: Tensor,
+    eps: float,
+    total: Tensor | None,
+    out: Tensor | None,
+    quantised: Fp8Rows | None = None,
+    group: int = 0,
 ) -> None:
     """x, branch [T, D] or parts [S, T, D]; a weight of several rows repeats along T."""
     T, D = x.shape
@@ -119,11 +172,14 @@ def _launch(
     if parts > 1 and branch is not None and not branch.is_contiguous():
         raise ValueError(f"parts have strides {branch.stride()}: they must have no gaps")
     rows, num_warps = row_tile(D)
+    values, scales, stride_scale = None, None, 0
+    if quantised is not None:
+        values, scales, stride_scale, rows = quantised.values, quantised.scales, quantised.scales.stride(1), 1
     if T:
         _rms_norm_kernel[(cdiv(T, rows),)](
-            x, branch, weight, total, out, T, weight.numel() // D,
-            x.stride(0), 0 if branch is None else branch.stride(-2), alpha, eps,
-            D=D, PARTS=parts, ROWS=rows, BLOCK_D=next_power_of_2(D),
+            x, branch, weight, total, out, values, scales, T, weight.numel() // D,
+            x.stride(0), 0 if branch is None else branch.stride(-2), stride_scale, alpha, eps,
+            D=D, PARTS=parts, ROWS=rows, BLOCK_D=next_power_of_2(D), GROUP=group,
             num_warps=2 * num_warps if parts > 1 else num_warps, **OVERLAPPED,
         )  # fmt: skip
 

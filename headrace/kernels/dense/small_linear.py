@@ -7,11 +7,11 @@
 
 Shapes    x [M, I], any stride over rows, M <= MOST_ROWS; weight [O, I], no gaps; y [M, O], gated [M, O / 2],
           parts [S, M, O] with S of `tile_for`
-Contract  16-bit floats, the weight alone may be FP8 (`Fp8Matrix`); no earlier kernel on the stream writes the weight:
-          it is fetched before those end
+Contract  16-bit floats, or x and weight in FP8 (`Fp8Rows`, `Fp8Matrix`), scales of both for rows or for blocks; no
+          earlier kernel on the stream writes the weight: it is fetched before those end
 Numerics  sums in float32, rounded once. Logits are rounded first, as with other products: their many equal values
-          make draws short (draw.py). Beside an FP8 weight x is quantised first, and the matrix units keep fewer bits of
-          a sum between steps, as in fp8_linear.py
+          make draws short (draw.py). In FP8 the matrix units keep fewer bits of a sum between steps, as in
+          fp8_linear.py
 Source    W is the left operand, so that M pads to 16 columns and not to 64 rows. A product of 5 to 20 us spends a
           fifth on its start and its end: both overlap with the neighbours on the stream (pdl.py), while the first
           bytes of the weight are fetched into the second-level cache
@@ -24,7 +24,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.dense.fp8 import BLOCK, Fp8Matrix, quantise
+from headrace.kernels.dense.fp8 import BLOCK, Fp8Matrix, Matrix
+from headrace.kernels.dense.fp8_rows import Fp8Rows, Rows
 from headrace.kernels.lib.dot import dot, dot_block
 from headrace.kernels.lib.pdl import OVERLAPPED, fetch, let_next_start, wait_for_previous
 from headrace.kernels.lib.sizes import cdiv
@@ -97,9 +98,10 @@ def _is_even(programs: int) -> bool:
     return programs >= 0.9 * MULTIPROCESSORS * cdiv(programs - 1, MULTIPROCESSORS)
 
 
-@triton.jit(do_not_specialize=["M"])  # one compiled kernel for all batches of a tile: none compiles while serving
+# One compiled kernel for all batches of a tile: none compiles while serving.
+@triton.jit(do_not_specialize=["M", "stride_scale"])
 def _small_linear_kernel(
-    x_ptr, x_scale_ptr, weight_ptr, scale_ptr, out_ptr, M, stride_x, divisor,
+    x_ptr, x_scale_ptr, weight_ptr, scale_ptr, out_ptr, M, stride_x, stride_scale, divisor,
     OUT: tl.constexpr, IN: tl.constexpr, FORM: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, AHEAD: tl.constexpr,
     ROW_GROUP: tl.constexpr, COLUMN_GROUP: tl.constexpr, DTYPE: tl.constexpr,
@@ -107,7 +109,7 @@ def _small_linear_kernel(
     """COLUMNS rows of W a program, PART values of each; gated: half of them gate rows, half their up rows.
 
     ROW_GROUP and COLUMN_GROUP: rows and columns of W that share a scale; 0: no scales, and one for all columns. A row
-    of x has a scale for each COLUMN_GROUP of its own, M apart. DTYPE: of x before it was quantised."""
+    of x has a scale for each COLUMN_GROUP of its own, stride_scale apart. DTYPE: of the product."""
     let_next_start()
     IS_GATED: tl.constexpr = FORM == "gated"
     WIDTH: tl.constexpr = OUT // 2 if IS_GATED else OUT
@@ -147,7 +149,7 @@ def _small_linear_kernel(
             x = tl.load(x_rows + i, mask=is_row, other=0.0)
         if COLUMN_GROUP:  # DEPTH divides it
             group = tl.minimum((part * PART + start) // COLUMN_GROUP, COLUMN_GROUPS - 1)
-            x_scale = tl.load(x_scale_ptr + group * M + row, mask=row < M, other=0.0)[None, :]
+            x_scale = tl.load(x_scale_ptr + group * stride_scale + row, mask=row < M, other=0.0)[None, :]
             sums += dot(weight, tl.trans(x)) * (x_scale * tl.load(scales + group)[:, None])
         else:
             sums = dot(weight, tl.trans(x), sums)
@@ -167,42 +169,50 @@ def _small_linear_kernel(
 
 
 def small_linear_triton(
-    x: Tensor, weight: Tensor | Fp8Matrix, form: str = "plain", divisor: float = 1.0, tile: Tile | None = None
+    x: Rows, weight: Matrix, form: str = "plain", divisor: float = 1.0, tile: Tile | None = None
 ) -> Tensor:
-    M, num_in = x.shape
-    num_out = weight.shape[0]
-    if M > MOST_ROWS or x.dtype != weight.dtype or weight.shape[1] != num_in or x.stride(1) != 1:
-        raise ValueError(f"x {tuple(x.shape)} of strides {x.stride()} {x.dtype}, weight {tuple(weight.shape)} disagree")
-    dtype, device = x.dtype, x.device
-    x_scales = None
-    if isinstance(weight, Fp8Matrix):
-        values, scales, groups = weight.values, weight.scales, scale_groups(weight)
-        x, x_scales = quantise(x, weight.has_blocks)
-    else:
-        values, scales, groups = weight, None, NO_GROUPS
+    M, (num_out, num_in) = len(x), weight.shape
+    rows, x_scales, values, scales = operands(x, weight)
+    dtype, device = weight.dtype, rows.device
+    if M > MOST_ROWS or rows.shape[1] != num_in or rows.stride(1) != 1:
+        raise ValueError(f"x {tuple(rows.shape)} of strides {rows.stride()}, weight {tuple(weight.shape)} disagree")
     if not values.is_contiguous() or dtype not in DTYPES or (form == "gated" and num_out % 2):
         raise ValueError(f"weight {tuple(weight.shape)} {weight.dtype} {values.stride()}: 16 bits, no gaps, two halves")
-    if tile is None:
-        fp8_blocks = weight.has_blocks if isinstance(weight, Fp8Matrix) else None
-        tile = tile_for(M, num_out, num_in, form == "parts", fp8_blocks)
+    is_fp8 = isinstance(weight, Fp8Matrix)
+    tile = tile or tile_for(M, num_out, num_in, form == "parts", weight.has_blocks if is_fp8 else None)
     width = num_out // 2 if form == "gated" else num_out
     shape = (tile.parts, M, num_out) if form == "parts" else (M, width)
     out = torch.empty(shape, dtype=torch.float32 if form in ("logits", "parts") else dtype, device=device)
     if M:
         columns_out = tile.columns // 2 if form == "gated" else tile.columns
         _small_linear_kernel[(cdiv(width, columns_out) * tile.parts,)](
-            x, x_scales, values, scales, out, M, x.stride(0), divisor, OUT=num_out, IN=num_in, FORM=form,
-            **sizes(M, num_in, tile, values.itemsize), **groups, DTYPE=DTYPES[dtype], num_warps=tile.num_warps,
-            num_stages=tile.num_stages, **OVERLAPPED,
+            rows, x_scales, values, scales, out, M, rows.stride(0), 0 if x_scales is None else x_scales.stride(1),
+            divisor, OUT=num_out, IN=num_in, FORM=form, **sizes(M, num_in, tile, values.itemsize),
+            **scale_groups(weight), DTYPE=DTYPES[dtype], num_warps=tile.num_warps, num_stages=tile.num_stages,
+            **OVERLAPPED,
         )  # fmt: skip
     return out
+
+
+def operands(x: Rows, weight: Matrix) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+    """x, its scales, the weight and its scales, as the kernel takes them."""
+    if isinstance(x, Fp8Rows) and isinstance(weight, Fp8Matrix):
+        if x.scales.shape[1] != weight.scales.shape[1]:
+            raise ValueError(f"x has {x.scales.shape[1]} scales a row, the weight {weight.scales.shape[1]}")
+        return x.values, x.scales, weight.values, weight.scales
+    if not isinstance(x, Tensor) or not isinstance(weight, Tensor) or x.dtype != weight.dtype:
+        kinds = [each.dtype if isinstance(each, Tensor) else "FP8" for each in (x, weight)]
+        raise ValueError(f"x in {kinds[0]} and a weight in {kinds[1]} disagree")
+    return x, None, weight, None
 
 
 NO_GROUPS = {"ROW_GROUP": 0, "COLUMN_GROUP": 0}
 
 
-def scale_groups(weight: Fp8Matrix) -> dict[str, int]:
+def scale_groups(weight: Matrix) -> dict[str, int]:
     """The kernel's constants for a matrix's scales."""
+    if isinstance(weight, Tensor):
+        return NO_GROUPS
     return {"ROW_GROUP": weight.row_group, "COLUMN_GROUP": BLOCK if weight.has_blocks else 0}
 
 

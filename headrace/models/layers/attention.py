@@ -12,6 +12,7 @@ from headrace.forward.forward_batch import LayerContext
 from headrace.kernels.attention.paged_attention import paged_decode, paged_prefill
 from headrace.kernels.attention.prepare_qkv import prepare_qkv
 from headrace.kernels.dense.fp8 import select_rows, stack_rows
+from headrace.kernels.dense.fp8_rows import Fp8Format, Rows
 from headrace.kernels.dense.linear import LinearWeight
 from headrace.kernels.dense.residual import Product
 from headrace.kernels.dense.rms_norm import rms_norm
@@ -85,7 +86,11 @@ class Attention:
             row_norms=row_norms,
         )
 
-    def __call__(self, x: Tensor, context: LayerContext) -> Product:
+    @property
+    def reads(self) -> Fp8Format | None:
+        return self.in_proj.reads
+
+    def __call__(self, x: Rows, context: LayerContext) -> Product:
         batch, n, scale = context.batch, context.batch.num_decodes, self.config.scale
         projected = self.in_proj(x)
         q, k, v = self._prepare(projected, context)
@@ -102,7 +107,7 @@ class Attention:
                 prefilled = prefilled * torch.sigmoid(gate[n:])
         return Product(batch.join(decoded, prefilled).flatten(1), self.out_proj)
 
-    def attend_rows(self, x: Tensor, context: LayerContext, rows: Tensor) -> Product:
+    def attend_rows(self, x: Rows, context: LayerContext, rows: Tensor) -> Product:
         """Outputs of `rows` alone: none, or those of `last_token_queries`. All keys and values go to the pool."""
         queries = context.batch.last_token_queries
         projected = self.in_proj(x)
@@ -114,7 +119,7 @@ class Attention:
         attended = paged_decode(q.index_select(0, rows), k_pool, v_pool, self.config.scale, queries, gate)
         return Product(attended.flatten(1), self.out_proj)
 
-    def store(self, x: Tensor, context: LayerContext) -> None:
+    def store(self, x: Rows, context: LayerContext) -> None:
         """Writes keys and values of all rows to the pool, and computes nothing else."""
         self._prepare(self.in_proj(x), context)
 

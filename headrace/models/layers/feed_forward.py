@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headrace.kernels.dense.fp8 import stack_rows
+from headrace.kernels.dense.fp8_rows import Fp8Format, Rows, plain_rows
 from headrace.kernels.dense.linear import LinearWeight
 from headrace.kernels.dense.residual import Product
 from headrace.kernels.moe.experts import Experts, experts_of, moe_experts
@@ -32,12 +33,16 @@ class SwiGlu:
         down = weights.matrix(f"{prefix}.down_proj.weight", (hidden, intermediate))
         return cls(LinearWeight(stack_rows((gate, up))), LinearWeight(down))
 
-    def __call__(self, x: Tensor) -> Product:
-        return Product(self.gate_up.swiglu(x), self.down)
+    @property
+    def reads(self) -> Fp8Format | None:
+        return self.gate_up.reads
 
-    def parts(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Rows) -> Product:
+        return Product(self.gate_up.swiglu(x, self.down.reads), self.down)
+
+    def parts(self, x: Rows) -> Tensor:
         """The output itself, or parts of it: `LinearWeight.parts`."""
-        return self.down.parts(self.gate_up.swiglu(x))
+        return self.down.parts(self.gate_up.swiglu(x, self.down.reads))
 
 
 @dataclass(frozen=True)
@@ -53,12 +58,16 @@ class ReluSquared:
         up = weights.matrix(f"{prefix}.up_proj.weight", (intermediate, hidden))
         return cls(LinearWeight(up), LinearWeight(weights.matrix(f"{prefix}.down_proj.weight", (hidden, intermediate))))
 
-    def __call__(self, x: Tensor) -> Product:
-        return Product(self.up.relu_squared(x), self.down)
+    @property
+    def reads(self) -> Fp8Format | None:
+        return self.up.reads
 
-    def parts(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Rows) -> Product:
+        return Product(self.up.relu_squared(x, self.down.reads), self.down)
+
+    def parts(self, x: Rows) -> Tensor:
         """The output itself, or parts of it: `LinearWeight.parts`."""
-        return self.down.parts(self.up.relu_squared(x))
+        return self.down.parts(self.up.relu_squared(x, self.down.reads))
 
 
 class Router(Protocol):
@@ -119,15 +128,22 @@ class MixtureOfExperts:
     shared_gate: Tensor | None = None  # [1, hidden]
     latent: Latent | None = None  # None: D is hidden
 
-    def __call__(self, x: Tensor) -> Tensor:
-        weight, expert = self.router(x)
-        inputs = x if self.latent is None else self.latent.enter(x)
+    @property
+    def reads(self) -> Fp8Format | None:
+        """The shared expert's; the router reads rows in 16 bits, and routed experts quantise these."""
+        shared = None if self.shared is None else self.shared.reads
+        return None if shared is None else shared._replace(keeps_plain=True)
+
+    def __call__(self, x: Rows) -> Tensor:
+        plain = plain_rows(x)
+        weight, expert = self.router(plain)
+        inputs = plain if self.latent is None else self.latent.enter(plain)
         outputs = moe_experts(inputs, expert, weight, self.up, self.down)
         if self.latent is not None:
             outputs = self.latent.leave(sum_outputs(outputs))[:, None]
         if self.shared is None:
             return sum_outputs(outputs)
-        return sum_outputs(outputs, Shared(self.shared.parts(x), x, self.shared_gate))
+        return sum_outputs(outputs, Shared(self.shared.parts(x), plain, self.shared_gate))
 
 
 def load_swiglu_experts(

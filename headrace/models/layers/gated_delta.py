@@ -13,8 +13,9 @@ from headrace.forward.memory import CacheMemory
 from headrace.kernels.conv.prefill import causal_conv1d
 from headrace.kernels.conv.update import causal_conv1d_update
 from headrace.kernels.dense.fp8 import Fp8Matrix, Matrix, stack_rows
-from headrace.kernels.dense.gated_rms_norm import norm_then_gate
-from headrace.kernels.dense.linear import LinearWeight
+from headrace.kernels.dense.fp8_rows import Fp8Format, Rows
+from headrace.kernels.dense.gated_rms_norm import norm_then_gate_rows
+from headrace.kernels.dense.linear import LinearWeight, read_by
 from headrace.kernels.dense.residual import Product
 from headrace.kernels.gdn.heads import GdnHeads
 from headrace.kernels.gdn.prefill import gdn_prefill
@@ -69,7 +70,11 @@ class GatedDelta:
             out_proj=LinearWeight(weights.matrix(f"{prefix}.out_proj.weight", (in_proj.shape[1], config.value_size))),
         )
 
-    def __call__(self, x: Tensor, context: LayerContext) -> Product:
+    @property
+    def reads(self) -> Fp8Format | None:
+        return read_by(self.in_proj, self.beta_decay)
+
+    def __call__(self, x: Rows, context: LayerContext) -> Product:
         config, batch, n = self.config, context.batch, context.batch.num_decodes
         T, Hv = len(x), config.num_value_heads
         projected = self.in_proj(x)
@@ -83,9 +88,9 @@ class GatedDelta:
             decoded = self._decode(u[:n], a[:n], b[:n], batch.decode, context.memory)
         if batch.prefill is not None:
             prefilled = self._prefill(u[n:], a[n:], b[n:], batch.prefill.segments, context.memory)
-        o_THD = batch.join(decoded, prefilled)
-        o_THD = norm_then_gate(o_THD, gate.view(T, Hv, config.value_dim), self.norm_D, self.norm_eps)
-        return Product(o_THD.reshape(T, config.value_size), self.out_proj)
+        o_THD, gate_THD = batch.join(decoded, prefilled), gate.view(T, Hv, config.value_dim)
+        rows = norm_then_gate_rows(o_THD, gate_THD, self.norm_D, self.norm_eps, self.out_proj.reads)
+        return Product(rows, self.out_proj)
 
     def _decode(self, u: Tensor, a: Tensor, b: Tensor, rows: DecodeRows, memory: CacheMemory) -> Tensor:
         conv_pool, rec_pool = memory.state_pools[self.index]

@@ -13,8 +13,9 @@ from headrace.forward.memory import CacheMemory
 from headrace.kernels.conv.prefill import causal_conv1d
 from headrace.kernels.conv.update import causal_conv1d_update
 from headrace.kernels.dense.fp8 import stack_rows
-from headrace.kernels.dense.gated_rms_norm import norm_then_gate
-from headrace.kernels.dense.linear import LinearWeight
+from headrace.kernels.dense.fp8_rows import Fp8Format, Rows
+from headrace.kernels.dense.gated_rms_norm import norm_then_gate_rows
+from headrace.kernels.dense.linear import LinearWeight, read_by
 from headrace.kernels.dense.residual import Product
 from headrace.kernels.kda.heads import KdaHeads
 from headrace.kernels.kda.prefill import kda_prefill
@@ -70,7 +71,11 @@ class KimiDelta:
             out_proj=LinearWeight(weights.matrix(f"{prefix}.o_proj.weight", (hidden, inner))),
         )
 
-    def __call__(self, x: Tensor, context: LayerContext) -> Product:
+    @property
+    def reads(self) -> Fp8Format | None:
+        return read_by(self.in_proj, self.gates)
+
+    def __call__(self, x: Rows, context: LayerContext) -> Product:
         c, batch, n = self.config, context.batch, context.batch.num_decodes
         u = self.in_proj(x)
         gates = u[:, c.conv_channels :] if self.gates is None else self.gates(x)
@@ -81,8 +86,9 @@ class KimiDelta:
             decoded = self._decode(u[:n], f[:n], b[:n], batch.decode, context.memory)
         if batch.prefill is not None:
             prefilled = self._prefill(u[n:], f[n:], b[n:], batch.prefill.segments, context.memory)
-        o_THD = norm_then_gate(batch.join(decoded, prefilled), gate, self.norm_D, self.norm_eps, sigmoid=True)
-        return Product(o_THD.flatten(1), self.out_proj)
+        o_THD, reads = batch.join(decoded, prefilled), self.out_proj.reads
+        rows = norm_then_gate_rows(o_THD, gate, self.norm_D, self.norm_eps, reads, sigmoid=True)
+        return Product(rows, self.out_proj)
 
     def _decode(self, u: Tensor, f: Tensor, b: Tensor, rows: DecodeRows, memory: CacheMemory) -> Tensor:
         conv_pool, rec_pool = memory.state_pools[self.index]

@@ -11,6 +11,7 @@ from torch import Tensor
 from headrace.forward.forward_batch import LayerContext
 from headrace.kernels.attention.latent import LatentHeads, latent_decode, latent_prefill, store_latents
 from headrace.kernels.dense.fp8 import stack_rows
+from headrace.kernels.dense.fp8_rows import Fp8Format, Rows
 from headrace.kernels.dense.linear import LinearWeight
 from headrace.kernels.dense.residual import Product
 from headrace.models.config import AttentionConfig
@@ -50,7 +51,11 @@ class LatentAttention:
             out_proj=LinearWeight(weights.matrix(f"{prefix}.o_proj.weight", (hidden, H * c.value_dim))),
         )
 
-    def __call__(self, x: Tensor, context: LayerContext) -> Product:
+    @property
+    def reads(self) -> Fp8Format | None:
+        return self.in_proj.reads
+
+    def __call__(self, x: Rows, context: LayerContext) -> Product:
         batch, n, scale = context.batch, context.batch.num_decodes, self.config.scale
         q, latents, pool = self._prepare(x, context)
         decoded = prefilled = None
@@ -60,7 +65,7 @@ class LatentAttention:
             prefilled = latent_prefill(q[n:], latents[n:], pool, self.heads, scale, batch.prefill.attention)
         return Product(batch.join(decoded, prefilled).flatten(1), self.out_proj)
 
-    def attend_rows(self, x: Tensor, context: LayerContext, rows: Tensor) -> Product:
+    def attend_rows(self, x: Rows, context: LayerContext, rows: Tensor) -> Product:
         """Outputs of `rows` alone: none, or those of `last_token_queries`. All latents go to the pool."""
         queries = context.batch.last_token_queries
         q, _, pool = self._prepare(x, context)
@@ -69,7 +74,7 @@ class LatentAttention:
         attended = latent_decode(q.index_select(0, rows), pool, self.heads, self.config.scale, queries)
         return Product(attended.flatten(1), self.out_proj)
 
-    def _prepare(self, x: Tensor, context: LayerContext) -> tuple[Tensor, Tensor, Tensor]:
+    def _prepare(self, x: Rows, context: LayerContext) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [T, H, N + S], latents [T, R + S], and the pool, which has them, too."""
         H, pool = self.config.num_heads, context.memory.kv_pools[self.index][0]
         q, latents = self.in_proj(x).tensor_split([-self.config.head_dim], dim=-1)

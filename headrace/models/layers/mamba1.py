@@ -14,6 +14,7 @@ from torch import Tensor
 from headrace.forward.forward_batch import LayerContext
 from headrace.kernels.conv.prefill import causal_conv1d
 from headrace.kernels.conv.update import causal_conv1d_update
+from headrace.kernels.dense.fp8_rows import Fp8Format, Rows
 from headrace.kernels.dense.linear import LinearWeight
 from headrace.kernels.dense.residual import Product
 from headrace.kernels.mamba1.channels import Mamba1Channels
@@ -67,7 +68,11 @@ class Mamba1:
             out_proj=LinearWeight(weights.matrix(f"{prefix}.out_proj.weight", (hidden, inner))),
         )
 
-    def __call__(self, x: Tensor, context: LayerContext) -> Product:
+    @property
+    def reads(self) -> Fp8Format | None:
+        return self.in_proj.reads
+
+    def __call__(self, x: Rows, context: LayerContext) -> Product:
         batch, n = context.batch, context.batch.num_decodes
         u, gate = self.in_proj(x).chunk(2, dim=-1)
         conv_pool, rec_pool = context.memory.state_pools[self.index]

@@ -12,7 +12,8 @@ from headrace.forward.forward_batch import DecodeRows, LayerContext
 from headrace.forward.memory import CacheMemory
 from headrace.kernels.conv.prefill import causal_conv1d
 from headrace.kernels.conv.update import causal_conv1d_update
-from headrace.kernels.dense.gated_rms_norm import gate_then_norm
+from headrace.kernels.dense.fp8_rows import Fp8Format, Rows
+from headrace.kernels.dense.gated_rms_norm import gate_then_norm_rows
 from headrace.kernels.dense.linear import LinearWeight
 from headrace.kernels.dense.residual import Product
 from headrace.kernels.lib.segments import PrefillSegments
@@ -69,7 +70,11 @@ class Mamba2:
             out_proj=out_proj or LinearWeight(weights.matrix(f"{prefix}.out_proj.weight", (hidden, inner))),
         )
 
-    def __call__(self, x: Tensor, context: LayerContext) -> Product:
+    @property
+    def reads(self) -> Fp8Format | None:
+        return self.in_proj.reads
+
+    def __call__(self, x: Rows, context: LayerContext) -> Product:
         config, batch, n = self.config, context.batch, context.batch.num_decodes
         projected = self.in_proj(x)
         gate, u, dt = projected.split((config.inner_size, config.conv_channels, config.num_heads), dim=-1)
@@ -79,7 +84,8 @@ class Mamba2:
         if batch.prefill is not None:
             prefilled = self._prefill(u[n:], dt[n:], batch.prefill.segments, context.memory)
         y = batch.join(decoded, prefilled).reshape(len(x), config.inner_size)
-        return Product(gate_then_norm(y, gate, self.norm_I, self.norm_eps, config.num_groups), self.out_proj)
+        rows = gate_then_norm_rows(y, gate, self.norm_I, self.norm_eps, config.num_groups, self.out_proj.reads)
+        return Product(rows, self.out_proj)
 
     def _decode(self, u: Tensor, dt: Tensor, rows: DecodeRows, memory: CacheMemory) -> Tensor:
         conv_pool, rec_pool = memory.state_pools[self.index]

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from headrace.forward.forward_batch import LayerContext
-from headrace.kernels.dense.linear import LinearWeight
+from headrace.kernels.dense.fp8_rows import Fp8Format, Rows, plain_rows
+from headrace.kernels.dense.linear import LinearWeight, read_by
 from headrace.kernels.dense.residual import Product
 from headrace.models.layers.attention import Attention
 from headrace.models.layers.mamba2 import Mamba2
@@ -23,6 +23,10 @@ class ParallelMixers:
     attention: Attention
     out_proj: LinearWeight  # [hidden, I (state) + H * D (attention)]
 
-    def __call__(self, x: Tensor, context: LayerContext) -> Product:
-        inputs = self.state(x, context).x, self.attention(x, context).x
+    @property
+    def reads(self) -> Fp8Format | None:
+        return read_by(self.state.in_proj, self.attention.in_proj)
+
+    def __call__(self, x: Rows, context: LayerContext) -> Product:
+        inputs = [plain_rows(mixer(x, context).x) for mixer in (self.state, self.attention)]
         return Product(torch.cat(inputs, dim=-1), self.out_proj)

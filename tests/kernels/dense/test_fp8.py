@@ -16,6 +16,7 @@ from headrace.kernels.dense.fp8 import (
     select_rows,
     stack_rows,
 )
+from headrace.kernels.dense.fp8_rows import Fp8Format, quantise_rows
 from headrace.kernels.dense.small_linear import Tile, small_linear_triton
 from headrace.kernels.dense.swiglu import swiglu_torch
 from tests.kernels.dense.fp8_matrices import GROUPINGS, random_matrix
@@ -31,7 +32,7 @@ def test_products_of_few_rows(M: int, O: int, I: int, parts: int, grouping: str,
     """Eight parts of 208 values: some are empty."""
     x, weight = slice_of_projection(M, I, torch.bfloat16), random_matrix(O, I, grouping)
     tile = Tile(64, 64, parts if form == "parts" else 1, 4, 2)
-    y = small_linear_triton(x, weight, form, 8.0, tile).double()
+    y = small_linear_triton(quantise_rows(x, Fp8Format(weight.has_blocks)), weight, form, 8.0, tile).double()
     values, scales = quantise_torch(x, weight.has_blocks)
     spread = scales.repeat_interleave(BLOCK, 1)[:, :I] if weight.has_blocks else scales
     exact = (values.double() * spread) @ Fp8Matrix(
@@ -45,13 +46,22 @@ def test_logits_are_those_of_a_product_in_the_rows_dtype():
     weight = random_matrix(64, 128, "per channel")
     for dtype in (torch.bfloat16, torch.float16):
         x = torch.randn(5, 128, device=DEVICE).to(dtype)
-        logits = small_linear_triton(x, replace(weight, dtype=dtype), "logits", 8.0) * 8
+        rows = quantise_rows(x, Fp8Format(by_block=False))
+        logits = small_linear_triton(rows, replace(weight, dtype=dtype), "logits", 8.0) * 8
         assert torch.equal(logits, logits.to(dtype).float())
 
 
 def test_no_rows():
     x, weight = torch.empty(0, 128, device=DEVICE).bfloat16(), random_matrix(64, 128)
-    assert small_linear_triton(x, weight).shape == (0, 64)
+    assert small_linear_triton(quantise_rows(x, Fp8Format(weight.has_blocks)), weight).shape == (0, 64)
+
+
+def test_rows_and_weight_must_have_scales_of_one_kind():
+    x, weight = torch.randn(2, 256, device=DEVICE).bfloat16(), random_matrix(64, 256)
+    with pytest.raises(ValueError, match="x has 1 scales a row, the weight 2"):
+        small_linear_triton(quantise_rows(x, Fp8Format(by_block=False)), weight)
+    with pytest.raises(ValueError, match=r"x in torch.bfloat16 and a weight in FP8 disagree"):
+        small_linear_triton(x, weight)
 
 
 @pytest.mark.parametrize("by_block", [False, True])

@@ -13,7 +13,8 @@ from headrace.kernels.attention.prefill import PrefillTile, prefill_tile
 from headrace.kernels.attention.prefill_hopper import HopperTile, hopper_tile
 from headrace.kernels.dense.fp8 import BLOCK as FP8_BLOCK
 from headrace.kernels.dense.fp8 import Fp8Matrix
-from headrace.kernels.dense.gated_rms_norm import gated_tile
+from headrace.kernels.dense.fp8_rows import Fp8Format, row_warps
+from headrace.kernels.dense.gated_rms_norm import gated_tile, token_tile
 from headrace.kernels.dense.rms_norm import row_tile
 from headrace.kernels.dense.small_linear import NO_GROUPS, scale_groups, sizes, tile_for
 from headrace.kernels.dense.swiglu_linear_hopper import COLUMNS, CONSUMERS, ROWS
@@ -107,7 +108,7 @@ def product_launch(product: Product, M: int, fp8: Fp8Matrix | None = None) -> La
     out = "fp32" if product.form in ("logits", "parts") else "bf16"
     value, value_bytes = ("fp8e4nv", 1) if fp8 else ("bf16", 2)
     types = {"x_ptr": f"*{value}:16", "weight_ptr": f"*{value}:16", "out_ptr": f"*{out}:16", "stride_x": "i32:16"}
-    types |= {"M": "i32", "divisor": "fp32"}
+    types |= {"M": "i32", "stride_scale": "i32", "divisor": "fp32"}
     scales = ("x_scale_ptr", "scale_ptr")
     types |= dict.fromkeys(scales, "*fp32:16") if fp8 else {}
     constexprs = {"OUT": product.O, "IN": product.I, "FORM": product.form, "DTYPE": triton.language.bfloat16}
@@ -148,11 +149,19 @@ def row_launches() -> Iterator[tuple[str, Launch]]:
     for model, width in NORM_WIDTHS.items():
         yield f"rms_norm {model}", norm_launch(width, False)
         yield f"add_rms_norm {model}", norm_launch(width, True)
+        for fmt in FORMATS:
+            yield f"rms_norm {model} {fmt}", norm_launch(width, False, fmt)
+            yield f"add_rms_norm {model} {fmt}", norm_launch(width, True, fmt)
     for width in (2560, 14336):  # of products' inputs
         yield f"quantise rows {width}", quantise_launch(width, False)
         yield f"quantise blocks {width}", quantise_launch(width, True)
-    yield "gate_then_norm", gated_norm_launch(1, GATED_WIDTH, GATED_WIDTH, True)
-    yield "norm_then_gate", gated_norm_launch(32, 128, 0, False)
+    for form in (None, *FORMATS):
+        yield f"gate_then_norm {form}", gated_norm_launch(1, GATED_WIDTH, GATED_WIDTH, True, form)
+        yield f"gate_then_norm in groups {form}", gated_norm_launch(8, 512, 512, True, form)
+        yield f"norm_then_gate {form}", gated_norm_launch(32, 128, 0, False, form)
+    for fmt in FORMATS:
+        yield f"swiglu {fmt}", row_fp8_launch("swiglu", 9216, fmt)
+        yield f"relu_squared {fmt}", row_fp8_launch("relu_squared", 12288, fmt)
     yield "swiglu", Launch("headrace.kernels.dense.swiglu:_swiglu_kernel",
                            {"x_ptr": "*bf16:16", "out_ptr": "*bf16:16", "stride_x": "i32:16"},
                            {"INNER": 8192, "BLOCK": 2048})  # fmt: skip
@@ -172,11 +181,33 @@ def row_launches() -> Iterator[tuple[str, Launch]]:
             yield f"down {mixture.name} {tuple(tile)}", experts_launch(mixture, tile, "_down_kernel")
 
 
-def norm_launch(width: int, has_branch: bool) -> Launch:
+FORMATS = [Fp8Format(by_block, keeps_plain) for by_block in (False, True) for keeps_plain in (False, True)]
+
+
+def fp8_arguments(fmt: Fp8Format | None, plain: str = "out_ptr") -> tuple[dict[str, str], dict[str, object]]:
+    """Types and constants of a kernel's outputs in this format, or in 16 bits alone."""
+    fp8 = ("values_ptr", "scale_ptr")
+    if fmt is None:
+        return {plain: "*bf16:16", "stride_scale": "i32"}, {"GROUP": 0, **dict.fromkeys(fp8)}
+    types = {"values_ptr": "*fp8e4nv:16", "scale_ptr": "*fp32:16", "stride_scale": "i32"}
+    types |= {plain: "*bf16:16"} if fmt.keeps_plain else {}
+    return types, {"GROUP": fmt.group} | ({} if fmt.keeps_plain else {plain: None})
+
+
+def row_fp8_launch(name: str, inner: int, fmt: Fp8Format) -> Launch:
+    types, constexprs = fp8_arguments(fmt)
+    width = triton.next_power_of_2(inner)
+    constexprs |= {"INNER": inner, "WIDTH": width}
+    kernel = f"headrace.kernels.dense.{name}:_{name}_fp8_kernel"
+    return Launch(kernel, types | {"x_ptr": "*bf16:16", "stride_x": "i32:16"}, constexprs, row_warps(width))
+
+
+def norm_launch(width: int, has_branch: bool, fmt: Fp8Format | None = None) -> Launch:
     rows, num_warps = row_tile(width)
-    types = {"x_ptr": "*bf16:16", "weight_ptr": "*fp32:16", "out_ptr": "*bf16:16", "num_rows": "i32"}
+    types, constexprs = fp8_arguments(fmt)
+    types |= {"x_ptr": "*bf16:16", "weight_ptr": "*fp32:16", "num_rows": "i32"}
     types |= {"stride_x": "i32:16", "stride_branch": "i32:16", "alpha": "fp32", "eps": "fp32"}
-    constexprs: dict[str, object] = {"num_weights": 1, "D": width, "PARTS": int(has_branch), "ROWS": rows}
+    constexprs |= {"num_weights": 1, "D": width, "PARTS": int(has_branch), "ROWS": 1 if fmt else rows}
     optional = ("branch_ptr", "sum_ptr")
     if has_branch:
         types |= {name: "*bf16:16" for name in optional}
@@ -187,18 +218,22 @@ def norm_launch(width: int, has_branch: bool) -> Launch:
 
 
 def quantise_launch(width: int, by_block: bool) -> Launch:
-    types = {"x_ptr": "*bf16:16", "out_ptr": "*fp8e4nv:16", "scale_ptr": "*fp32:16", "M": "i32", "stride_x": "i32:16"}
+    types = {"x_ptr": "*bf16:16", "out_ptr": "*fp8e4nv:16", "scale_ptr": "*fp32:16", "stride_x": "i32:16"}
+    types |= {"stride_scale": "i32"}
     group = FP8_BLOCK if by_block else triton.next_power_of_2(width)
     constexprs = {"IN": width, "GROUPS": triton.next_power_of_2(triton.cdiv(width, group)), "WIDTH": group}
     kernel = "headrace.kernels.dense.fp8:_quantise_kernel"
     return Launch(kernel, types, constexprs, num_warps=4 if width <= 4096 else 8)
 
 
-def gated_norm_launch(groups: int, width: int, weight_stride: int, gate_first: bool) -> Launch:
-    rows, num_warps = gated_tile(64 * groups, width)
-    types = {name: "*bf16:16" for name in ("x_ptr", "gate_ptr", "out_ptr")} | {"weight_ptr": "*fp32:16"}
+def gated_norm_launch(
+    groups: int, width: int, weight_stride: int, gate_first: bool, fmt: Fp8Format | None = None
+) -> Launch:
+    rows, num_warps = token_tile(groups, width) if fmt else gated_tile(64 * groups, width)
+    types, constexprs = fp8_arguments(fmt)
+    types |= {"x_ptr": "*bf16:16", "gate_ptr": "*bf16:16", "weight_ptr": "*fp32:16"}
     types |= {"num_rows": "i32", "stride_x": "i32:16", "stride_gate": "i32:16", "eps": "fp32"}
-    constexprs = {
+    constexprs |= {
         "GROUPS": groups,
         "D": width,
         "WEIGHT_STRIDE": weight_stride,
