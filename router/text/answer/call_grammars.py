@@ -11,12 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.grammar import GrammarError, json_grammar
-from router.text.answer.parameters import STRING, ParameterTypes
+from headrace.grammar import GrammarError, check_grammar, json_grammar
+from router.text.answer.parameters import ParameterTypes
 from router.text.answer.reader import ReasoningMarkers
+from router.text.answer.text_values import in_lark, texts_of
 
 NAME = re.compile(r"[A-Za-z0-9_.\-]{1,256}")
 NEWLINE = "\n"
+ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
 @dataclass
@@ -105,12 +107,15 @@ def call_grammar(
     is_required   the answer is nothing but calls, at least one; else it is text, and the schemas hold of the tools that
                   are `strict`
 
-    Raises GrammarError for a tool that it cannot hold; the message names it.
+    Raises GrammarError for a strict tool that it cannot hold; the message names it. Of others, any object is admitted
+    then: their schemas only describe them.
     """
     lark, writer = Lark(ids), WRITERS[form]
     options = []
     for number, tool in enumerate(tools):
         name, schema = _function(tool, is_required)
+        if not is_strict(tool) and not _can_be_held(writer, ids, name, schema):
+            schema = ANY_OBJECT
         try:
             options.append(lark.rule(f"call{number}", writer.one(lark, number, name, schema)))
         except GrammarError as error:
@@ -125,6 +130,16 @@ def call_grammar(
         start = f"({lark.until('before', writer.opening)} {rest})* /(?s:.*)/"
     lark.rule("start", start if reasoning is None else f"{reasoning.rule(lark)} {start}")
     return lark.grammar()
+
+
+def _can_be_held(writer: CallWriter, ids: Mapping[str, int], name: str, schema: Mapping[str, Any]) -> bool:
+    lark = Lark(ids)
+    try:
+        lark.rule("start", writer.one(lark, 0, name, schema))
+        check_grammar(lark.grammar())
+    except GrammarError:
+        return False
+    return True
 
 
 def after_reasoning(grammar: str, ids: Mapping[str, int], reasoning: ReasoningPlace) -> str:
@@ -156,7 +171,7 @@ def _function(tool: Mapping[str, Any], is_required: bool) -> tuple[str, Mapping[
     schema = function.get("parameters")
     if not isinstance(schema, Mapping):
         return name, {"type": "object", "properties": {}}
-    return name, schema if is_required or is_strict(tool) else {"type": "object"}
+    return name, schema if is_required or is_strict(tool) else ANY_OBJECT
 
 
 # ---------------------------------------------------------------- formats
@@ -190,36 +205,71 @@ def _kimi_rest(lark: Lark, is_single: bool) -> str:
 
 
 _XML_END = "\n</parameter>\n"
+_XML_ENDS = r"</parameter>|\n<parameter=|\n</function>|\n</tool_call>"
+_UNHELD_OF_OBJECTS = (
+    "$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if", "then", "else", "patternProperties",
+    "propertyNames", "minProperties", "maxProperties", "dependentRequired", "dependentSchemas", "dependencies",
+)  # fmt: skip
 
 
 def _xml_call(lark: Lark, number: int, name: str, schema: Mapping[str, Any]) -> str:
-    properties = schema.get("properties", {})
-    required = schema.get("required", [])
+    schema = _object_schema(schema)
+    properties, required = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(properties, Mapping) or not isinstance(required, list):
         raise GrammarError("properties must be an object and required a list")
+    properties = {**properties, **{key: {"type": "string"} for key in required if key not in properties}}
     parts = [lark.text(f"<function={name}>\n")]
-    if "properties" not in schema:  # any parameters
+    if not properties and "properties" not in schema and schema.get("additionalProperties", True) is True:
         value = lark.until(f"value{number}", _XML_END)
         any_one = f'"<parameter=" /[^<>\\n]{{1,256}}/ ">" {_quoted(NEWLINE)} {value}'
         parts.append(lark.rule(f"parameter{number}", any_one) + "*")
     for place, (key, inner) in enumerate(properties.items()):
         if re.search(r"[<>\n]", key):
             raise GrammarError(f"parameter {key!r:.80} has a character that its tag cannot have")
-        value = _xml_value(lark, f"value{number}x{place}", schema, key, inner)
+        try:
+            value = _xml_value(lark, f"value{number}x{place}", schema, key, inner)
+        except GrammarError as error:
+            raise GrammarError(f"parameter {key!r:.80}: {error}") from error
         parameter = lark.rule(f"parameter{number}x{place}", f"{lark.text(f'<parameter={key}>' + NEWLINE)} {value}")
         parts.append(parameter if key in required else f"{parameter}?")
     return " ".join([*parts, lark.text("</function>\n")])
 
 
+def _object_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema of the arguments, or the one that it refers to; raises GrammarError for what tags cannot hold."""
+    if "$ref" in schema:
+        found = ParameterTypes.of(schema).referred(schema["$ref"])
+        schema = {**(found if isinstance(found, Mapping) else {"$ref": None}), **_definitions(schema)}
+    for name in _UNHELD_OF_OBJECTS:
+        if name in schema:
+            raise GrammarError(f'Unimplemented keys: ["{name}"], of all arguments')
+    return schema
+
+
+def _definitions(schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+
+
 def _xml_value(lark: Lark, rule: str, schema: Mapping[str, Any], key: str, inner: Any) -> str:
     """A parameter's value and its end: text for a string, JSON of its schema for all others."""
-    values = inner.get("enum") if isinstance(inner, Mapping) else None
-    if isinstance(values, list) and values and all(isinstance(each, str) for each in values):
-        return f"({' | '.join(map(_quoted, values))}) {lark.text(_XML_END)}"
-    if ParameterTypes.of(schema).of_parameter(key) == STRING:
+    if inner is False:
+        raise GrammarError("no value satisfies it")
+    types, end = ParameterTypes.of(schema), lark.text(_XML_END)
+    if "string" not in types.of_parameter(key) or not isinstance(inner, Mapping):
+        return f"{lark.json(_with_definitions(inner, schema))} {end}"
+    texts, others = texts_of(types, inner)
+    if texts is None:
         return lark.until(rule, _XML_END)
-    definitions = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
-    return f"{lark.json({**inner, **definitions} if isinstance(inner, Mapping) else {})} {lark.text(_XML_END)}"
+    options = [f"{lark.json(_with_definitions(each, schema))} {end}" for each in others]
+    if texts:
+        # A text must not hold what the parser takes for its end.
+        text = f"(({' | '.join(texts)}) & ~/(?s:.*)({in_lark(_XML_ENDS)})(?s:.*)/)"
+        options.append(lark.rule(f"{rule}[lazy]", f"{text} {_quoted(_XML_END)}"))
+    return f"({' | '.join(options)})"
+
+
+def _with_definitions(inner: Any, schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {**inner, **_definitions(schema)} if isinstance(inner, Mapping) else {}
 
 
 def _xml_rest(lark: Lark, is_single: bool) -> str:

@@ -49,7 +49,7 @@ class ParameterTypes:
         if not isinstance(schema, Mapping):
             return set(), ()
         if "$ref" in schema:
-            return set(), [self._referred(schema["$ref"])]
+            return set(), [self.referred(schema["$ref"])]
         declared = schema.get("type")
         if isinstance(declared, str | list):
             names = [declared] if isinstance(declared, str) else declared
@@ -62,7 +62,7 @@ class ParameterTypes:
                 return set(), others[:MAX_SCHEMAS]
         return {"object"} if "properties" in schema else set(), ()
 
-    def _referred(self, reference: Any) -> Any:
+    def referred(self, reference: Any) -> Any:
         """The schema at a reference such as `#/$defs/City`."""
         found: Any = self.schema
         for name in str(reference).removeprefix("#/").split("/"):

@@ -175,8 +175,33 @@ def test_an_answer_without_reasoning_is_free(model_folder: Path, tokens: ModelTo
         ({"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "wrong"}}}}, "wrong"),
         ({"name": "f", "parameters": {"properties": {"a\n": {}}}}, "tag cannot have"),
         ({"name": "f", "parameters": {"properties": 3}}, "must be an object"),
+        ({"name": "f", "parameters": {"properties": {"a": False}}}, "parameter 'a': no value"),
+        ({"name": "f", "parameters": {"properties": {}, "not": {}}}, '"not".*of all arguments'),
+        ({"name": "f", "parameters": {"$ref": "#/$defs/A"}}, r'"\$ref".*of all arguments'),
     ],
 )
-def test_a_tool_that_cannot_be_held_is_named(function: dict[str, Any], message: str):
+def test_a_strict_tool_that_cannot_be_held_is_named(function: dict[str, Any], message: str):
     with pytest.raises(GrammarError, match=message):
-        check_grammar(grammar_of("qwen3_coder", [{"type": "function", "function": function}]))
+        check_grammar(grammar_of("qwen3_coder", [{"type": "function", "function": {**function, "strict": True}}]))
+
+
+@pytest.mark.parametrize("form", WRITERS)
+def test_a_tool_that_is_not_strict_is_called_although_its_schema_cannot_be_held(form: str, admits: Admitted):
+    schema = {"type": "object", "properties": {"city": {"type": "string", "not": {"const": "Rome"}}}}
+    tool = {"type": "function", "function": {"name": "weather", "parameters": schema}}
+    assert admits(grammar_of(form, [tool]), CALLS[form])
+
+
+def test_tags_hold_what_the_schema_of_all_arguments_says(admits: Admitted):
+    def grammar(**schema: Any) -> str:
+        function = {"name": "weather", "parameters": schema, "strict": True}
+        return grammar_of("qwen3_coder", [{"type": "function", "function": function}])
+
+    none = XML_PARIS.replace("<parameter=city>\nParis\n</parameter>\n", "")
+    assert admits(grammar(required=["city"]), XML_PARIS)
+    assert not admits(grammar(required=["city"]), none)
+    assert admits(grammar(additionalProperties=False), none)
+    assert not admits(grammar(additionalProperties=False), XML_PARIS)
+    referred = {"$ref": "#/$defs/A", "$defs": {"A": {"properties": {"city": {"const": "Paris"}}, "required": ["city"]}}}
+    assert admits(grammar(**referred), XML_PARIS)
+    assert not admits(grammar(**referred), XML_PARIS.replace("Paris", "Rome"))
