@@ -109,7 +109,7 @@ def _as_api_error(error: ValidationError) -> ApiError:
         return bad_request(message, first.get("ctx", {}).get("field"))
     # For a union, pydantic appends the member that it tried; clients know field names only.
     names = [str(part) for part in first["loc"] if isinstance(part, int) or str(part).isidentifier()]
-    names = [name for name in names if name not in ("str", "bool", "TextPart")] or [str(first["loc"][0])]
+    names = [name for name in names if name not in ("str", "bool", "TextPart", "RefusalPart")] or [str(first["loc"][0])]
     field = ".".join(names)
     shown = first["input"]
     value = "" if isinstance(shown, dict | list) or first["type"] == "missing" else f" {shown!r:.100}"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, field_validator
+from pydantic import BeforeValidator, ConfigDict, model_validator
 
 from router.api.body_schemas import Body
+from router.api.text_parts import RefusalPart, text_only
 
 
 class TextPart(Body):
@@ -14,6 +15,11 @@ class TextPart(Body):
 
     type: Literal["text"]
     text: str
+
+
+ContentPart = TextPart | RefusalPart
+UNSERVED = {"function_call": "use tool_calls", "audio": "this model takes text only"}
+"""Fields of a message whose loss would change the answer, and what to do."""
 
 
 class ChatMessage(Body):
@@ -24,7 +30,7 @@ class ChatMessage(Body):
     role: str
     """As the model's chat template names it: `system`, `user`, `assistant`, `tool`. A `developer` is the system where
     the template knows no such role."""
-    content: str | list[TextPart] | None = None
+    content: Annotated[str | list[ContentPart] | None, BeforeValidator(text_only("text", "refusal"))] = None
     """Text, or parts of it, which are joined by newlines."""
     tool_calls: list[dict[str, Any]] | None = None
     """An assistant's calls as they came; each is answered by a `tool` message with its id as `tool_call_id`."""
@@ -33,14 +39,12 @@ class ChatMessage(Body):
     reasoning_content: str | None = None
     """An assistant's reasoning as it came, for templates that show it again. `reasoning` means the same."""
 
-    @field_validator("content", mode="before")
-    @classmethod
-    def _text_only(cls, content: Any) -> Any:
-        for part in content if isinstance(content, list) else ():
-            kind = part.get("type") if isinstance(part, dict) else None
-            if isinstance(kind, str) and kind != "text":
-                raise ValueError(f"a part of type {kind!r:.40}: this model takes text only, no images, audio or files")
-        return content
+    @model_validator(mode="after")
+    def _served(self) -> Self:
+        for name, remedy in UNSERVED.items():
+            if (self.model_extra or {}).get(name):
+                raise ValueError(f"{name} is not supported: {remedy}")
+        return self
 
     def for_template(self) -> dict[str, Any]:
         """The message with its content as one string, and the fields that the client gave."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field, WithJsonSchema, model_validator
+from pydantic import Field, WithJsonSchema, field_validator, model_validator
 
 from router.api.body_schemas import Whole, wrong_field
 from router.api.chat_messages import ChatMessage
@@ -23,6 +23,17 @@ NAMED_TOOL = {
 ToolChoice = Annotated[
     Any, WithJsonSchema({"anyOf": [{"enum": ["auto", "none", "required", None]}, NAMED_TOOL], "default": None})
 ]
+
+
+NO_PARAMETERS = {"type": "object", "properties": {}}
+
+
+def _with_parameters(tool: dict[str, Any]) -> dict[str, Any]:
+    """The tool with `parameters`, which OpenAI lets functions without any leave out, and templates do not."""
+    function = tool.get("function")
+    if not isinstance(function, dict) or function.get("parameters") is not None:
+        return tool
+    return {**tool, "function": {**function, "parameters": NO_PARAMETERS}}
 
 
 class ChatBody(GenerationBody):
@@ -61,6 +72,14 @@ class ChatBody(GenerationBody):
     """Ends the prompt with the beginning of an answer. Default true, unless `continue_final_message`."""
     continue_final_message: bool | None = None
     """Goes on with the last message instead of answering it. Default false."""
+
+    @field_validator("tools")
+    @classmethod
+    def _functions(cls, tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+        for tool in tools or ():
+            if (kind := tool.get("type")) not in (None, "function"):
+                raise ValueError(f"type {kind!r:.40} is not served: use 'function', which the client runs")
+        return None if tools is None else list(map(_with_parameters, tools))
 
     @property
     def offered_tools(self) -> list[dict[str, Any]]:

@@ -43,6 +43,14 @@ class TagStructure(Body):
     end: str
 
 
+class StructuralTag(Body):
+    """Free text in which each trigger begins a structure."""
+
+    type: Literal["structural_tag"] = "structural_tag"
+    structures: list[TagStructure] | None = None
+    triggers: list[str] | None = None
+
+
 class ResponseFormat(Body):
     """The form of the answer."""
 
@@ -116,7 +124,7 @@ class StructuredOutputs(OwnBody):
             yield _free_grammar(self.grammar)
         if self.structural_tag is not None:
             try:
-                tag = ResponseFormat.model_validate_json(self.structural_tag)
+                tag = StructuralTag.model_validate_json(self.structural_tag)
             except ValidationError as error:
                 first = error.errors(include_url=False)[0]
                 raise GrammarError(f"structural_tag: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error

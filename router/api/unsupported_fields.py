@@ -16,10 +16,11 @@ ABSENT: tuple[Any, ...] = (None, [], {})
 
 
 class Unsupported(NamedTuple):
-    """A refused field: how to do without it, and the values that mean its absence, beside `ABSENT`."""
+    """A refused field: how to do without it, and the values that mean its absence, beside `absent`."""
 
     remedy: str
     harmless: tuple[Any, ...] = ()
+    absent: tuple[Any, ...] = ABSENT
 
 
 _CONSTRAINED = Unsupported("use response_format or structured_outputs")
@@ -74,7 +75,10 @@ FOR_CHATS: dict[str, Unsupported] = {
     "function_call": Unsupported("use tools and tool_choice", ("none",)),
     "audio": _TEXT_ONLY,
     "modalities": _TEXT_ONLY._replace(harmless=(["text"],)),
-    "web_search_options": Unsupported("this server searches nothing; put what it should know into the messages"),
+    "web_search_options": Unsupported(
+        "this server searches nothing; put what it should know into the messages", absent=(None, [])
+    ),
+    "best_of": Unsupported("use n, and choose among the answers", (1,)),
     "moderation": Unsupported("this server judges no content; leave it out"),
     "verbosity": Unsupported("ask for it in the messages", ("medium",)),
     **dict.fromkeys(("enable_thinking", "thinking", "reasoning"), _TEMPLATE),
@@ -91,7 +95,7 @@ FOR_COMPLETIONS: dict[str, Unsupported] = {**_SHARED}
 def refuse_unsupported(given: Mapping[str, Any] | None, unsupported: Mapping[str, Unsupported]) -> None:
     """Raises ApiError (400) for the first field of `given` that is in `unsupported` and asks for something."""
     for name, value in (given or {}).items():
-        if (field := unsupported.get(name)) and not _is_among(value, (*ABSENT, *field.harmless)):
+        if (field := unsupported.get(name)) and not _is_among(value, (*field.absent, *field.harmless)):
             raise bad_request(f"{name} {value!r:.100} is not supported: {field.remedy}", name)
 
 
@@ -104,7 +108,7 @@ def schema_of(unsupported: Mapping[str, Unsupported]) -> dict[str, Any]:
     """The JSON schema's `properties` of unsupported fields: each admits the values that ask for nothing."""
     return {
         name: {
-            "enum": [*ABSENT, *field.harmless],
+            "enum": [*field.absent, *field.harmless],
             "default": None,
             "title": name.replace("_", " ").capitalize(),
             "description": f"Not supported: {field.remedy}.",

@@ -40,11 +40,12 @@ def _turn(template: ChatTemplate, message: Message) -> dict[str, Any]:
 
 def _call(template: ChatTemplate, call: Any) -> Any:
     function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+    written = function.get("arguments") if isinstance(function, Mapping) else {}
+    if not isinstance(function, Mapping) or not isinstance(written, str | None):
         return call
-    arguments = _parsed(function["arguments"])
+    arguments: Any = _parsed(written or "")
     if arguments is None:
-        arguments = function["arguments"] if template.takes_argument_text else {}
+        arguments = written if template.takes_argument_text else {}
     return {**call, "function": {**function, "arguments": arguments}}
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from router.api.anthropic.refused_fields import FOR_MESSAGES
-from router.api.body_schemas import Body, OpenBody
+from router.api.body_schemas import Body, OpenBody, Whole
 from router.api.request_schemas import MAX_STOPS, HeadraceOptions
+from router.api.text_parts import text_only
 
 MAX_CACHE_MARKS = 4
 
@@ -61,7 +62,7 @@ class ToolResultBlock(_Block):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[TextBlock] | None = None
+    content: Annotated[str | list[TextBlock] | None, BeforeValidator(text_only("text"))] = None
     is_error: bool | None = None
     """No effect: the template of no model that is served here has a place for it."""
 
@@ -71,17 +72,26 @@ AnyBlock = Annotated[
 ]
 
 
+_BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
+
+
 class InputMessage(Body):
     """One turn of the chat so far."""
 
     role: Literal["user", "assistant", "system"]
-    content: str | list[AnyBlock]
+    content: Annotated[str | list[AnyBlock], BeforeValidator(text_only(*_BLOCKS))]
+
+
+def _of_the_client(kind: Any) -> Any:
+    if isinstance(kind, str) and kind != "custom":
+        raise ValueError("not served: describe a tool that the client runs, with input_schema and without type")
+    return kind
 
 
 class InputTool(_Block):
     """A tool that the client runs."""
 
-    type: Literal["custom"] | None = None
+    type: Annotated[Literal["custom"] | None, BeforeValidator(_of_the_client)] = None
     """Tools that run on Anthropic's servers, or that only its models know, are not served."""
     name: Annotated[str, Field(min_length=1, max_length=128)]
     description: str | None = None
@@ -108,7 +118,7 @@ class Thinking(Body):
     """Reasoning before the answer. Default: disabled."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    budget_tokens: Annotated[int, Field(ge=1, lt=2**31), Whole] | None = None
     """The most tokens of the reasoning, as `thinking_token_budget` of a chat; `max_tokens` counts them, too."""
 
     @property
@@ -162,7 +172,7 @@ class CountBody(OpenBody):
 class MessagesBody(CountBody):
     """The body of POST /v1/messages."""
 
-    max_tokens: Annotated[int, Field(ge=1, lt=2**32)]
+    max_tokens: Annotated[int, Field(ge=1, lt=2**32), Whole]
     """Tokens to generate at most, reasoning included."""
     stop_sequences: Annotated[list[str], Field(max_length=MAX_STOPS)] | None = None
     """Strings that end the answer and are not part of it."""
@@ -172,7 +182,7 @@ class MessagesBody(CountBody):
     """0 always takes the most likely token. Anthropic's own goes up to 1."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     """Samples from the most likely tokens whose probabilities add up to this."""
-    top_k: Annotated[int, Field(ge=0, lt=2**32)] | None = None
+    top_k: Annotated[int, Field(ge=0, lt=2**32), Whole] | None = None
     """Samples from this many most likely tokens; 0: from all."""
 
     @field_validator("stop_sequences")

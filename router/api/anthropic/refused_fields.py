@@ -17,6 +17,7 @@ FOR_MESSAGES: dict[str, Unsupported] = {
     "compaction": Unsupported("shorten the messages yourself"),
     "thread": Unsupported("send the whole chat in messages"),
     "fallbacks": Unsupported("one model is served here; leave it out"),
+    "chat_template_kwargs": Unsupported("use thinking, or /v1/chat/completions"),
     "output_format": Unsupported("use output_config.format"),
     "speed": Unsupported("there is one speed; leave it out", ("standard",)),
 }

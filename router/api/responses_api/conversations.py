@@ -24,6 +24,7 @@ from router.api.responses_api.response_bodies import (
     ResponsesBody,
     TextContent,
 )
+from router.api.text_parts import RefusalPart
 from router.errors import bad_request
 from router.parsing.body_parser import ServedModel
 
@@ -167,7 +168,7 @@ def _turn(messages: list[dict[str, Any]], is_new: Callable[[dict[str, Any]], boo
     return messages[-1]
 
 
-def _text(content: str | Sequence[TextContent]) -> str:
+def _text(content: str | Sequence[TextContent | RefusalPart]) -> str:
     return content if isinstance(content, str) else SEPARATOR.join(part.text for part in content)
 
 

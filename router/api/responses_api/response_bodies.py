@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from router.api.body_schemas import Body, OpenBody
+from router.api.body_schemas import Body, OpenBody, Whole
 from router.api.request_schemas import HeadraceOptions, Penalty
 from router.api.responses_api.refused_fields import FOR_RESPONSES
+from router.api.text_parts import RefusalPart, text_only
 
 MAX_METADATA = 16
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -28,12 +29,18 @@ class ReasoningContent(Body):
     text: str
 
 
+_PARTS = ("input_text", "output_text", "text", "refusal")
+Text = Annotated[
+    str | list[Annotated[TextContent | RefusalPart, Field(discriminator="type")]], BeforeValidator(text_only(*_PARTS))
+]
+
+
 class MessageItem(Body):
     """A message."""
 
     type: Literal["message"] | None = None
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[TextContent]
+    content: Text
     id: str | None = None
     status: Status | None = None
 
@@ -54,7 +61,7 @@ class FunctionOutputItem(Body):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[TextContent]
+    output: Text
     id: str | None = None
     status: Status | None = None
 
@@ -82,13 +89,25 @@ InputItem = Annotated[
     | Annotated[FunctionOutputItem, Tag("function_call_output")]
     | Annotated[ReasoningItem, Tag("reasoning")],
     Discriminator(_type_of),
+    BeforeValidator(
+        text_only(
+            *("message", "function_call", "function_call_output", "reasoning"),
+            instead="send messages, function_call, function_call_output and reasoning items themselves",
+        )
+    ),
 ]
+
+
+def _a_function(kind: Any) -> Any:
+    if isinstance(kind, str) and kind != "function":
+        raise ValueError("not served: use tools of type 'function', which the client runs")
+    return kind
 
 
 class FunctionTool(Body):
     """A function that the client runs. Tools that OpenAI's servers run are not served."""
 
-    type: Literal["function"]
+    type: Annotated[Literal["function"], BeforeValidator(_a_function)]
     name: Annotated[str, Field(min_length=1, max_length=128)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -98,7 +117,7 @@ class FunctionTool(Body):
 class FunctionChoice(Body):
     """The function that the model must call."""
 
-    type: Literal["function"]
+    type: Annotated[Literal["function"], BeforeValidator(_a_function)]
     name: str
 
 
@@ -172,7 +191,7 @@ class ResponsesBody(OpenBody):
     reasoning: ReasoningOptions | None = None
     include: list[Literal["reasoning.encrypted_content"]] | None = None
     """`reasoning.encrypted_content` has no effect: the reasoning is in `content`, and is read from there."""
-    max_output_tokens: Annotated[int, Field(ge=1, lt=2**32)] | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, lt=2**32), Whole] | None = None
     """Tokens to generate at most, reasoning included. Default: the rest of the model's length."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     """0 always takes the most likely token."""

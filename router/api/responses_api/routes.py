@@ -66,6 +66,8 @@ def add_response_routes(app: FastAPI, answering: Answering, stored: StoredRespon
 
 def _not_stored(response_id: str) -> ApiError:
     message = f"no response {response_id!r:.80} is stored here: {REASONS}"
+    if response_id.endswith("/input_items"):
+        message = "GET /v1/responses/ID/input_items: this server lists no input; GET /v1/responses/ID has the output"
     return ApiError(HTTPStatus.NOT_FOUND, message, param="response_id", code="response_not_found")
 
 

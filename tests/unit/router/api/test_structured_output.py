@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from headrace.grammar import GrammarError
 from router.api.body_schemas import parse_body
 from router.api.chat_schemas import ChatBody
 from router.api.completion_schemas import CompletionBody
 from router.api.generation import RequestBuilder
+from router.api.structured_output import StructuredOutputs
 from router.errors import ApiError
 from router.text.literal_tokens import NotLoaded
 from router.text.tokens import ModelTokens
@@ -151,3 +153,11 @@ def test_a_form_of_a_small_body_is_compiled_in_a_worker(model_folder):
     here = ModelTokens(model_folder, loads_literal=False)
     with pytest.raises(NotLoaded):
         grammar(RequestBuilder("little", here, lambda: 100), guided_regex="a")
+
+
+def test_a_structural_tag_as_text_needs_no_type():
+    tag = {"structures": [{"begin": "<f>", "schema": {"type": "integer"}, "end": "</f>"}], "triggers": ["<f"]}
+    with_type = StructuredOutputs(structural_tag=json.dumps({"type": "structural_tag", **tag}))
+    assert StructuredOutputs(structural_tag=json.dumps(tag)).grammar_text() == with_type.grammar_text()
+    with pytest.raises(GrammarError, match="structural_tag: type"):
+        StructuredOutputs(structural_tag='{"type": "json_object"}').grammar_text()

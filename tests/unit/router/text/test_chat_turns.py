@@ -42,6 +42,7 @@ def test_arguments_are_objects_where_they_parse():
     assert given('{"city": "Paris"}') == {"city": "Paris"}
     assert given({"city": "Paris"}) == {"city": "Paris"}
     assert given("") == {}
+    assert given(None) == {}
 
 
 @pytest.mark.parametrize("broken", ['{"city": "Pa', "[1]", "7", '{"a": ' * 100 + "1" + "}" * 100, "[" * 100_000])
@@ -52,7 +53,7 @@ def test_broken_arguments_stay_text_where_the_template_takes_text(broken: str):
 
 def test_null_fields_are_absent_and_odd_calls_are_left_alone():
     assert turn("", role="user", content="a", name=None, tool_calls=None) == {"role": "user", "content": "a"}
-    odd = [7, {"function": "f"}, {"function": {"name": "f"}}]
+    odd = [7, {"function": "f"}, {"function": {"name": "f", "arguments": 3}}]
     assert turn("", role="assistant", content="", tool_calls=odd)["tool_calls"] == odd
 
 
