@@ -8,22 +8,35 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
+
+from headrace.mask_threads import MaskThreads
 
 MAX_LEXER_STATES = 25_000
 """States of one grammar's lexer, of 1 to 2 KiB each: an answer that leads to more of them fails."""
 KEPT_GRAMMARS, KEPT_TEXT_BYTES = 64, 2 << 20
 """Compiled grammars that a node keeps, and the most that their texts may have together."""
 MASK_THREADS = 8
+MASK_LIMIT_S, ANSWER_ALLOWANCE_S, TOKEN_LIMIT_S = 0.5, 0.5, 0.005
+"""Processor time: of one mask, and of all masks of an answer, which may take the allowance and so much for each token.
+Of a vocabulary of 151,936 the dearest mask of benchmarks/engine/structured_output.py takes 1.5 ms. What allows a token
+is looked at again when it is taken, so that this bounds that as well."""
+MOST_LEFT_BEHIND = 4
+"""Threads with a mask that nobody awaits, beyond which a node takes no new grammar."""
+PROBED_BYTES, PROBE_LIMIT_S = 64, 0.25
+"""Bytes of a random text that the router follows, and the processor time that they may take."""
 WHITESPACE = r" {1,2}|\r?\n[ \t]{0,40}"
 """Whitespace between two parts of a JSON document: enough to indent it. Without a bound, models that have nothing to
 say write spaces until `max_tokens`."""
@@ -33,24 +46,50 @@ class GrammarError(ValueError):
     """A grammar that cannot be held; the message says what in it, and where."""
 
 
-class AnswerGrammar:
-    """How far one answer has come in its grammar. One thread at a time may use it."""
+@dataclass
+class MaskTime:
+    """Processor time that the masks of one answer have taken."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    num_masks: int = 0
+    seconds: float = 0.0
+    is_spent: bool = False
+
+    def add(self, seconds: float | None) -> None:
+        """One more mask; None: it was given up."""
+        self.num_masks += 1
+        self.seconds += seconds or 0.0
+        allowed_s = ANSWER_ALLOWANCE_S + TOKEN_LIMIT_S * self.num_masks
+        self.is_spent = self.is_spent or seconds is None or self.seconds > allowed_s
+
+
+class AnswerGrammar:
+    """How far one answer has come in its grammar. One thread at a time may use it.
+
+    time   of its masks, which copies share; once that is spent, the matcher is not touched again: a thread that was
+           left behind may still be in it
+    """
+
+    def __init__(self, matcher: LLMatcher, time: MaskTime | None = None) -> None:
         self.matcher = matcher
+        self.time = time or MaskTime()
 
     def append(self, token_ids: Sequence[int]) -> None:
         """The answer's next tokens; afterwards `error` is set if the grammar does not allow them."""
-        self.matcher.consume_tokens(list(token_ids))
+        if not self.time.is_spent:
+            self.matcher.consume_tokens(list(token_ids))
 
     def after(self, token_ids: Sequence[int]) -> AnswerGrammar:
         """A copy that has come so much further; this one stays where it is."""
-        further = AnswerGrammar(self.matcher.deep_copy())
+        if self.time.is_spent:
+            return self
+        further = AnswerGrammar(self.matcher.deep_copy(), self.time)
         further.append(token_ids)
         return further
 
     def allowed(self, token_ids: Sequence[int]) -> Sequence[int]:
         """The leading ones of these tokens after which the grammar allows another one."""
+        if self.time.is_spent:
+            return ()
         allowed = token_ids[: self.matcher.validate_tokens(list(token_ids))]
         further = AnswerGrammar(self.matcher.deep_copy())
         for number, token_id in enumerate(allowed):
@@ -61,16 +100,18 @@ class AnswerGrammar:
 
     def forced(self) -> list[int]:
         """Tokens of the only text that the grammar leaves next; none where it leaves a choice."""
-        return self.matcher.compute_ff_tokens()
+        return [] if self.time.is_spent else self.matcher.compute_ff_tokens()
 
     @property
     def is_complete(self) -> bool:
         """True if the answer is whole and nothing may follow it."""
-        return self.matcher.is_stopped() and not self.matcher.is_error()
+        return not self.time.is_spent and self.matcher.is_stopped() and not self.matcher.is_error()
 
     @property
     def error(self) -> str | None:
         """Why the grammar can be followed no further; None: it can."""
+        if self.time.is_spent:
+            return f"its masks take more than {TOKEN_LIMIT_S * 1e3:g} ms a token: let fewer parts match the same text"
         return _first_line(self.matcher.get_error()) if self.matcher.is_error() else None
 
 
@@ -107,15 +148,23 @@ class Grammars:
     def fill_masks(
         self, answers: Sequence[AnswerGrammar], unwanted: Sequence[Iterable[int]], masks: NDArray[np.int32]
     ) -> None:
-        """Writes the ids that may come next, a bit each, to `masks`. Leaves other threads the GIL.
+        """Writes the ids that may come next, a bit each, to `masks`. Leaves other threads the GIL, and gives up
+        grammars that take too much time (`MaskTime`).
 
         masks [len(answers), ceil(vocab_size / 32)]: rows without gaps, whose former values do not matter.
 
         unwanted[i] are ids that answer i may have only if its grammar leaves no other: end-of-sequence tokens that come
         too early. After an `error` a mask means nothing.
         """
-        matchers = [(answer.matcher, row) for row, answer in enumerate(answers)]
-        self._executor.unsafe_compute_mask_ptr(matchers, masks.ctypes.data, masks.strides[0], len(masks))
+        rows = [row for row, answer in enumerate(answers) if not answer.time.is_spent]
+        found = masks if len(rows) == len(masks) else masks[rows]
+        found[:] = -1  # of a grammar that is given up: something must be drawn
+        times = self._threads.fill([answers[row].matcher for row in rows], found)
+        if found is not masks:
+            masks[:] = -1
+            masks[rows] = found
+        for row, seconds in zip(rows, times, strict=True):
+            answers[row].time.add(seconds)
         for mask, ids in zip(masks.view(np.uint32), unwanted, strict=True):
             allowed = [token_id for token_id in ids if int(mask[token_id // 32]) >> token_id % 32 & 1]
             if allowed:  # seldom: within a document nothing may end
@@ -126,6 +175,8 @@ class Grammars:
                     mask[:] = kept
 
     def _compile(self, text: str) -> LLMatcher:
+        if self._threads.num_left_behind >= MOST_LEFT_BEHIND:
+            raise GrammarError(f"{MOST_LEFT_BEHIND} grammars that were given up still take this node's time")
         matcher = LLMatcher(self._tokenizer(), text, log_level=0, limits=_limits())
         if matcher.is_error():
             raise GrammarError(_first_line(matcher.get_error()))
@@ -149,8 +200,8 @@ class Grammars:
             return self._loaded
 
     @cached_property
-    def _executor(self) -> LLExecutor:
-        return LLExecutor(max(1, min(MASK_THREADS, (os.cpu_count() or 1) // 2)))
+    def _threads(self) -> MaskThreads:
+        return MaskThreads(max(1, min(MASK_THREADS, (os.cpu_count() or 1) // 2)), MASK_LIMIT_S)
 
 
 def json_grammar(schema: object) -> str:
@@ -220,10 +271,31 @@ def regex_grammar(regex: str) -> str:
 
 
 def check_grammar(text: str) -> None:
-    """Raises GrammarError for a grammar that llguidance refuses. Special tokens are checked on the nodes."""
+    """Raises GrammarError for a grammar that llguidance refuses, or that takes far too long for the first bytes of a
+    random text. Special tokens are checked on the nodes; so is the time of each mask, for a walk finds no hidden part.
+    """
     is_error, messages = LLMatcher.validate_grammar_with_warnings(text, limits=_limits())
     if is_error:
         raise GrammarError(" ".join(messages[0].split()))
+    matcher = LLMatcher(_bytes(), text, log_level=0, limits=_limits())
+    dice, began_s = random.Random(0), time.thread_time()
+    for _ in range(PROBED_BYTES):
+        if matcher.is_error() or matcher.is_stopped():
+            break
+        allowed = np.frombuffer(matcher.compute_logit_bias(), np.uint8)[:256].nonzero()[0]
+        if not len(allowed):
+            break
+        matcher.consume_token(int(dice.choice(allowed)))
+        if time.thread_time() - began_s > PROBE_LIMIT_S:
+            raise GrammarError("it takes too long to follow: let fewer parts match the same text")
+    if matcher.is_error() and "Current row has" in matcher.get_error():
+        raise GrammarError(_first_line(matcher.get_error()))
+
+
+@cache
+def _bytes() -> LLTokenizer:
+    """A tokenizer whose ids up to 255 are the bytes."""
+    return LLTokenizer("byte")
 
 
 def _limits() -> LLParserLimits:

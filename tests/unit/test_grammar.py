@@ -1,5 +1,6 @@
 """Compiled grammars and their masks, against llguidance's own word on single tokens."""
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -124,3 +125,53 @@ def test_what_cannot_be_compiled_is_refused(grammars: Grammars):
         grammars.answer(lark_grammar('start: "a" b'))
     with pytest.raises(GrammarError, match="unknown special token"):
         grammars.answer(lark_grammar("start: <|nothing|>"))
+
+
+def ambiguous(before: str, num_rules: int = 40) -> str:
+    """A grammar of which each text has very many derivations: llguidance takes 1.8 s for its first mask here."""
+    rules = [f"r{n}: s s | /[a-z]/" for n in range(num_rules)]
+    return lark_grammar(
+        "\n".join([f"start: {before} s", *rules, "s: " + " | ".join(f"r{n}" for n in range(num_rules))])
+    )
+
+
+def test_a_grammar_that_takes_too_long_to_follow_is_refused():
+    with pytest.raises(GrammarError, match="takes too long to follow"):
+        grammar.check_grammar(ambiguous(""))
+    with pytest.raises(GrammarError, match="Current row has 2501 items"):
+        grammar.check_grammar(lark_grammar("start: " + " | ".join(f'"{n}"' for n in range(2500))))
+    grammar.check_grammar(ambiguous("/[0-9]{100}/"))  # what is hidden so well is found by the nodes
+
+
+def test_an_answer_whose_masks_take_too_long_ends_alone(grammars: Grammars, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(grammar, "MASK_LIMIT_S", 0.02)
+    slow, plain = grammars.answer(ambiguous('"7"', 200), ids("7")), grammars.answer(regex_grammar("(the river )*"))
+    began_s = time.thread_time()
+    found = allowed(grammars, [slow, plain], [(), ()])
+    assert time.thread_time() - began_s < 0.5
+    assert "more than 5 ms a token" in (slow.error or "")
+    assert not slow.is_complete and not slow.forced() and not slow.allowed(ids("a"))
+    slow.append(ids("a"))
+    assert slow.after(ids("a")).error == slow.error
+    assert found[1] == {n for n in range(VOCAB_SIZE) if plain.matcher.validate_tokens([n])}
+    assert allowed(grammars, [slow, plain], [(), ()])[1] == found[1]
+
+
+def test_masks_that_are_each_quick_enough_may_be_too_slow_together():
+    time_of = grammar.MaskTime()
+    for _ in range(1000):
+        time_of.add(0.004)
+    assert not time_of.is_spent
+    for _ in range(200):
+        time_of.add(0.02)
+    assert time_of.is_spent
+
+
+def test_a_node_full_of_grammars_that_were_given_up_takes_no_new_one(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+):
+    known = grammars.answer(regex_grammar("a"))
+    monkeypatch.setattr(grammar, "MOST_LEFT_BEHIND", 0)
+    with pytest.raises(GrammarError, match="were given up still take this node's time"):
+        grammars.answer(regex_grammar("b"))
+    assert grammars.answer(regex_grammar("a")).error is known.error is None
