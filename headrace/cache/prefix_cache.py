@@ -177,6 +177,8 @@ class PrefixCache:
                 f"but the claim has {len(claim.block_ids)} blocks and {len(keys)} keys"
             )
         storage, tail = self._storage, claim.tail
+        if tail is not None and tail.indexed and tail.num_tokens == num_full * self.block_size:
+            return  # as for most tokens
         # Another request's block above ours was evicted, and ours were forgotten with it: publish them again.
         while tail is not None and not tail.indexed:
             tail = tail.parent

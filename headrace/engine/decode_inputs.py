@@ -5,6 +5,7 @@ Legend    B rows, n of them sequences and the others padding; M blocks a row at 
 
 from collections.abc import Sequence
 from enum import IntEnum
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -110,6 +111,13 @@ class DecodeInputs:
         )
 
 
+class HasBlocks(Protocol):
+    """One sequence's part of a step or a draft pass."""
+
+    @property
+    def block_ids(self) -> Sequence[int]: ...
+
+
 class HostTable:
     """Block ids of the sequences that decode, each list in a row of its own for as long as it takes part.
 
@@ -122,7 +130,7 @@ class HostTable:
         self._known: dict[int, tuple[int, int, Sequence[int]]] = {}
         """By a list's identity: its row, how many ids are there, and itself, so that no other takes its identity."""
 
-    def rows(self, inputs: Sequence[SequenceInput], width: int) -> np.ndarray:
+    def rows(self, inputs: Sequence[HasBlocks], width: int) -> np.ndarray:
         """[len(inputs), width], the first ids of each."""
         lists = [entry.block_ids for entry in inputs]
         if sum(id(ids) not in self._known for ids in lists) > len(self._free):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.engine.decode_inputs import PAD_SLOT, round_up
+from headrace.engine.decode_inputs import PAD_SLOT, HostTable, round_up
 from headrace.engine.graphs import Capture, Captured
 from headrace.forward.forward_batch import DecodeRows, ForwardBatch
 from headrace.forward.memory import CacheMemory
@@ -97,6 +97,7 @@ class CapturedDrafts:
         self._positions, self._ends = (torch.zeros(most, dtype=torch.int64, device=device) for _ in range(2))
         self._hidden = torch.zeros(most, model.config.hidden_size, dtype=model.dtype, device=device)
         self._table = torch.zeros(most, self._max_blocks, dtype=torch.int32, device=device)
+        self._host_table = HostTable(most, self._max_blocks)
         self._nowhere = torch.full((most,), PAD_SLOT, dtype=torch.int64, device=device)
         self._passes: dict[int, Captured] = {}
         for size in reversed(self.sizes):  # the largest first, as in `CapturedPasses`
@@ -104,7 +105,9 @@ class CapturedDrafts:
 
     def fits(self, starts: Sequence[DraftStart]) -> bool:
         return len(starts) <= self.sizes[-1] and all(
-            start.position + start.num_drafts <= self._max_blocks * self._block_size for start in starts
+            start.position + start.num_drafts <= self._max_blocks * self._block_size
+            and len(start.block_ids) <= self._max_blocks
+            for start in starts
         )
 
     @torch.inference_mode()
@@ -129,11 +132,7 @@ class CapturedDrafts:
         packed = torch.empty(4 * size + n * width, dtype=torch.int64, pin_memory=device.type == "cuda")
         parts = packed.numpy()
         parts[: 4 * size] = rows.reshape(-1)
-        table = parts[4 * size :].reshape(n, width)
-        table[:] = 0
-        for row, start, end in zip(table, starts, ends, strict=True):
-            num_blocks = cdiv(end, self._block_size)
-            row[:num_blocks] = start.block_ids[:num_blocks]
+        parts[4 * size :] = self._host_table.rows(starts, width).reshape(-1)
         arrived = packed.to(device, non_blocking=True)
         tokens, positions, ends_B, slots = arrived[: 4 * size].view(4, size)
         self._tokens[:size].copy_(tokens)

@@ -14,7 +14,7 @@ COLDEST = 1e-5  # at and below this temperature the best token is taken: dividin
 class Draw:
     """One token to sample.
 
-    position     of the token to be drawn, counted from the prompt's first
+    position     of the token to be drawn, counted from the prompt's first; nothing to one that is greedy
     banned       ids that may not be drawn: the stop tokens while `min_tokens` is not reached
     counts_row   its sequence's row in the device's `TokenCounts`; None: no penalties
     bias_row     its sequence's row in the device's `TokenBiases`; None: no biases

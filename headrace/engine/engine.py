@@ -19,6 +19,7 @@ import torch
 from headrace.cache.checkpoints import CheckpointPolicy
 from headrace.cache.prefix_cache import PrefixCache
 from headrace.cache.publishing import ScheduledChunk
+from headrace.engine.accepted_drafts import append_new, keep_accepted, num_right
 from headrace.engine.client_work import ClientWork
 from headrace.engine.drafting import Drafting
 from headrace.engine.failures import NeedsMoreMemory, OutOfMemory, blamed, first_line, is_first_prefill, shape
@@ -337,17 +338,21 @@ class Engine(EngineRequests):
                 self._take_scores(chunk, scores)
         for sequence, draw in step.inputs.draw_index.items():
             if sequence in running and not sequence.drafts:
-                self._take_token(sequence, tokens[draw])
+                _, finish = append_new(sequence, [tokens[draw].id], self._rules)
+                self._report_tokens(sequence, [tokens[draw]], finish)
         if step.has_drafts:
             for chunk in step.chunks:
                 if chunk.draft_slots:
-                    self._take_verified(chunk, tokens[step.inputs.draw_index[chunk.sequence] :])
+                    first = step.inputs.draw_index[chunk.sequence]
+                    self._take_verified(chunk, tokens[first : first + 1 + len(chunk.draft_slots)])
 
-    def _take_token(self, sequence: Sequence, token: Token) -> None:
-        self.sampled_tokens += 1
-        sequence.append(token.id)
-        finish = self._rules.finish_reason(sequence)
-        sequence.job.on_event(Sampled(token, finish))
+    def _report_tokens(self, sequence: Sequence, tokens: list[Token], finish: FinishReason | None) -> None:
+        """Reports tokens that were appended, unless whoever gets one releases the sequence; the last may end it."""
+        self.sampled_tokens += len(tokens)
+        for number, token in enumerate(tokens, 1):
+            if sequence.claim is None:
+                return
+            sequence.job.on_event(Sampled(token, finish if number == len(tokens) else None))
         if finish is not None:
             self._end(sequence, finish)
         elif sequence.num_sampled >= sequence.job.max_new:
@@ -356,25 +361,20 @@ class Engine(EngineRequests):
     def _take_verified(self, chunk: ScheduledChunk[Sequence], tokens: list[Token]) -> None:
         """Takes the tokens drawn after a sequence's newest token and its drafts, up to the first that is no draft.
 
-        Each is published and appended as if it had come in a step of its own.
+        They are published and appended as if each had come in a step of its own.
         """
-        sequence, drafts, slots = chunk.sequence, chunk.sequence.drafts, self.cache.draft_slots
+        sequence, drafts = chunk.sequence, chunk.sequence.drafts
         sequence.drafts = ()
         num_taken = 0
         if sequence in self._running:
-            states = (*chunk.draft_slots, sequence.held.slot)
-            for token, draft, state in zip(tokens, (*drafts, None), states, strict=False):
-                slots.accept(sequence.held, chunk.draft_slots, state)
-                sequence.num_computed += 1
-                self.computed_tokens += 1
-                self._publisher.written(chunk)
-                num_taken += 1
-                self._take_token(sequence, token)
-                if token.id != draft or sequence not in self._running or sequence.is_confused:
-                    break
+            token_ids = [token.id for token in tokens]
+            num_taken, finish = append_new(sequence, token_ids[: num_right(token_ids, drafts) + 1], self._rules)
+            keep_accepted(chunk, num_taken, self.cache, self._publisher)
+            self.computed_tokens += num_taken
             if num_taken > 1 and sequence.request.sampling.has_penalty:
-                self._runner.token_counts.count(sequence, [token.id for token in tokens[1:num_taken]])
-        slots.give_back(chunk.draft_slots)
+                self._runner.token_counts.count(sequence, token_ids[1:num_taken])
+            self._report_tokens(sequence, tokens[:num_taken], finish)
+        self.cache.draft_slots.give_back(chunk.draft_slots)
         if self.drafting is not None:
             self.drafting.verified(sequence, len(drafts), max(0, num_taken - 1))
 

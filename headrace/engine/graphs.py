@@ -157,8 +157,9 @@ class StepGraphs:
         Of a pass, single tokens come first, and among them and among the longer chunks those with logits.
         """
         by_need = sorted(range(len(inputs)), key=lambda i: not inputs[i].num_logits)
-        single = [i for i in by_need if inputs[i].is_decode or inputs[i].has_drafts]
-        groups = _groups(self.prefills, inputs, [i for i in by_need if i not in single])
+        is_single = [entry.is_decode or entry.has_drafts for entry in inputs]
+        single = [i for i in by_need if is_single[i]]
+        groups = _groups(self.prefills, inputs, [i for i in by_need if not is_single[i]])
         replays: list[tuple[CapturedPasses | None, list[int]]] = [(self.prefills, group) for group in groups]
         # All single tokens at once: they read the tokens of the launch before, which the pass replaces by its own.
         if any(inputs[i].has_drafts for i in single):

@@ -71,8 +71,7 @@ def shape_of(chunks: Iterable[ScheduledChunk[Sequence]]) -> StepShape:
         else:
             num_decoding += 1
             context_tokens += start + 1
-            if end > start + 1:
-                drafts = shape_of_drafts(start + 1, end - start - 1)
-                prefill_tokens += drafts.prefill_tokens
-                prefill_depths += drafts.prefill_depths
+            if end > start + 1:  # as `shape_of_drafts`
+                prefill_tokens += end - start - 1
+                prefill_depths += (end * (end - 1) - start * (start + 1)) // 2
     return StepShape(num_decoding, context_tokens, prefill_tokens, prefill_depths)

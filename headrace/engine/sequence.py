@@ -225,11 +225,15 @@ class Sequence:
 
     def append(self, token_id: int) -> None:
         """Adds the newest token of the answer."""
-        self.tokens.append(token_id)
-        self.hasher.extend([token_id])
+        self.extend([token_id])
+
+    def extend(self, token_ids: list[int]) -> None:
+        """Adds the newest tokens of the answer, in order."""
+        self.tokens.extend(token_ids)
+        self.hasher.extend(token_ids)
         if self.grammar is not None:
-            self.grammar.append([token_id])
-        self.num_sampled += 1
+            self.grammar.append(token_ids)
+        self.num_sampled += len(token_ids)
 
     def start_over(self) -> None:
         """Resets a preempted sequence: it prefills all its tokens, from the blocks still cached here, and continues.

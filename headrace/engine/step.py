@@ -92,10 +92,14 @@ class StepBuilder:
             if draws_token:
                 step.draw_index[sequence] = len(step.draws)
                 first_row = num_rows - 1 - len(chunk.draft_slots)
-                step.draws.append((first_row, self._draw(sequence, future_token, step.constrained)))
-                for num_drafts in range(1, len(chunk.draft_slots) + 1):
-                    draw = self._draw_after(sequence, sequence.drafts[:num_drafts], step.constrained)
-                    step.draws.append((first_row + num_drafts, draw))
+                draw = self._draw(sequence, future_token, step.constrained)
+                step.draws.append((first_row, draw))
+                if draw.is_greedy and sequence.bad_words is None:  # so are those behind its drafts: the same draw
+                    step.draws.extend((row, draw) for row in range(first_row + 1, num_rows))
+                else:
+                    for num_drafts in range(1, len(chunk.draft_slots) + 1):
+                        draw = self._draw_after(sequence, sequence.drafts[:num_drafts], step.constrained)
+                        step.draws.append((first_row + num_drafts, draw))
             step.inputs.append(_sequence_input(chunk, num_logits, future_token))
         return step
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
 
 from headrace.engine.draw import Draw
@@ -73,6 +74,21 @@ class StopRules:
         if sequence.num_output >= sampling.max_tokens or len(sequence.tokens) >= self.max_model_tokens:
             return FinishReason.LENGTH
         return None
+
+    def taken(self, sequence: Sequence, token_ids: SequenceOf[int]) -> tuple[int, FinishReason | None]:
+        """How many of these tokens, one after another, a sequence without a grammar takes, and why the last ends it.
+
+        As if each were appended and `finish_reason` asked, until there is one.
+        """
+        sampling, stop_ids = sequence.request.sampling, self._stop_ids(sequence)
+        first_stop = sampling.min_tokens - sequence.num_output
+        most = min(sampling.max_tokens - sequence.num_output, self.max_model_tokens - len(sequence.tokens))
+        for number, token_id in enumerate(token_ids, 1):
+            if token_id in stop_ids and number >= first_stop:
+                return number, FinishReason.STOP
+            if number >= most:
+                return number, FinishReason.LENGTH
+        return len(token_ids), None
 
     def last_computed(self, sequence: Sequence) -> int:
         """The most tokens whose blocks it will ever need here: the last token sampled is never computed."""

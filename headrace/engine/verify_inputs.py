@@ -34,6 +34,11 @@ class RowField(IntEnum):
     LOGITS = 6  # the row whose logits are first, second and so on
 
 
+def written_slots(entry: SequenceInput) -> list[int]:
+    """The slots that the states after its tokens go to, in order."""
+    return [*(slot for _, slot in entry.emit), entry.dst_slot]
+
+
 class VerifyInputs:
     """Sequences of one token each, with up to T - 1 drafts behind it; their number is padded to a captured size."""
 
@@ -85,10 +90,9 @@ class VerifyInputs:
     def _fill_rows(self, rows_FBT: np.ndarray, inputs: Sequence[SequenceInput], table: np.ndarray) -> None:
         n, T = len(inputs), self._rows_each
         lengths, starts = np.array([(len(entry.tokens), entry.start) for entry in inputs]).T
-        tokens, slots = np.zeros((n, T), np.int32), np.full((n, T), PAD_SLOT, np.int32)
-        for i, entry in enumerate(inputs):
-            tokens[i, : lengths[i]] = entry.tokens
-            slots[i, : lengths[i]] = [*(slot for _, slot in entry.emit), entry.dst_slot]
+        no_tokens, no_slots = [0] * T, [PAD_SLOT] * T
+        tokens = np.array([[*entry.tokens, *no_tokens[len(entry.tokens) :]] for entry in inputs])
+        slots = np.array([[*written_slots(entry), *no_slots[len(entry.tokens) :]] for entry in inputs])
         place = np.arange(T)
         is_real = place < lengths[:, None]
         positions = np.where(is_real, starts[:, None] + place, 0)

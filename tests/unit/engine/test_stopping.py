@@ -39,6 +39,25 @@ def test_an_answer_ends_at_a_stop_token_or_at_a_limit(answer, changes, reason) -
     assert RULES.finish_reason(sequence(answer, replace(SAMPLING, **changes))) is reason
 
 
+@pytest.mark.parametrize("num_before", [0, 1, 3])
+@pytest.mark.parametrize("stop_at", [None, 0, 1, 2, 3])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"ignore_eos": True}, {"min_tokens": 3}, {"stop_token_ids": (9,)}, {"max_tokens": 5}, {"max_tokens": 100}],
+)
+def test_tokens_taken_at_once_are_those_taken_one_by_one(num_before, stop_at, changes) -> None:
+    rules, sampling = StopRules((EOS,), max_model_tokens=9), replace(SAMPLING, **changes)
+    for stop_id in (EOS, 9):
+        new = [5, 6, 5, 6]
+        if stop_at is not None:
+            new[stop_at] = stop_id
+        one_by_one, finish, number = sequence([5] * num_before, sampling), None, 0
+        while finish is None and number < len(new):
+            one_by_one.append(new[number])
+            finish, number = rules.finish_reason(one_by_one), number + 1
+        assert rules.taken(sequence([5] * num_before, sampling), new) == (number, finish)
+
+
 def test_stop_tokens_are_banned_until_min_tokens_are_there_pending_ones_included() -> None:
     early = sequence([5], replace(SAMPLING, min_tokens=3, stop_token_ids=(9,)))
     assert RULES.draw(early, pending=0).banned == (EOS, 9)

@@ -1,0 +1,64 @@
+"""Right drafts of a step, without a model: what they leave in a cache is what steps of one token each leave."""
+
+import pytest
+
+from headrace.cache.checkpoints import ChunkSpan, checkpoint_policy
+from headrace.cache.hashing import PrefixHasher
+from headrace.cache.hits import ResumeLocally
+from headrace.cache.prefix_cache import PrefixCache
+from headrace.cache.publishing import Publisher, ScheduledChunk
+from headrace.engine.accepted_drafts import keep_accepted, num_right
+from headrace.engine.sequence import Job, Sequence
+from tests.support.engine.driving import GREEDY, request, resume_locally
+
+BLOCK = 4
+
+
+@pytest.mark.parametrize(
+    ("drawn", "drafts", "expected"),
+    [([5, 6, 7], (5, 6), 2), ([5, 6, 7], (5, 7), 1), ([5, 6, 7], (6, 6), 0), ([5], (), 0)],
+)
+def test_drafts_count_up_to_the_first_wrong_one(drawn, drafts, expected) -> None:
+    assert num_right(drawn, drafts) == expected
+
+
+class Decoding:
+    """A sequence whose first `length` tokens are computed, in a cache of its own that keeps every boundary."""
+
+    def __init__(self, length: int) -> None:
+        self.cache = PrefixCache(num_blocks=16, num_slots=8, block_size=BLOCK, num_draft_slots=12)
+        self.publisher = Publisher(self.cache, checkpoint_policy("every", 0))
+        job = Job(request([7] * 3, GREEDY), resume_locally, 100, 0.0, print)
+        self.sequence = Sequence(job, PrefixHasher(BLOCK))
+        self.sequence.hasher.extend([7] * 3)
+        claim = self.cache.claim([], num_tokens=40, hit_policy=ResumeLocally(), max_reuse_tokens=0)
+        self.sequence.claim, self.sequence.num_computed = claim, 3
+        self.step([9] * (length - 3), at_once=False)
+
+    def step(self, tokens: list[int], *, at_once: bool) -> None:
+        """Computes a token before each of these."""
+        for part in [tokens] if at_once else [[token] for token in tokens]:
+            start = self.sequence.num_computed
+            chunk = ScheduledChunk(self.sequence, ChunkSpan(start, start + len(part)))
+            chunk.draft_slots = self.cache.draft_slots.take(len(part) - 1)
+            self.sequence.extend(part)
+            keep_accepted(chunk, len(part), self.cache, self.publisher)
+            self.cache.draft_slots.give_back(chunk.draft_slots)
+            self.cache.check()
+
+    @property
+    def found(self) -> tuple[object, ...]:
+        stats, contents = self.cache.stats(), self.cache.contents()
+        positions = [checkpoint.num_tokens for checkpoint in self.sequence.decoded]
+        return positions, set(contents.blocks), set(contents.checkpoints), stats.slots, stats.blocks
+
+
+@pytest.mark.parametrize("length", [3, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize("num_tokens", [1, 2, 4, 5, 9])
+def test_tokens_accepted_at_once_leave_what_single_steps_leave(length: int, num_tokens: int) -> None:
+    at_once, one_by_one = Decoding(length), Decoding(length)
+    tokens = list(range(20, 20 + num_tokens))
+    at_once.step(tokens, at_once=True)
+    one_by_one.step(tokens, at_once=False)
+    assert at_once.found == one_by_one.found
+    assert at_once.found[0] or length + num_tokens < BLOCK
