@@ -25,9 +25,9 @@ HAS_REINTERPRET = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret
 def reinterpret(tiles, shape: gl.constexpr):
     """The same shared memory, in the same layout, as another shape."""
     if HAS_REINTERPRET:
-        return tiles.reinterpret(tiles.dtype, shape, LAYOUT)
+        return tiles.reinterpret(tiles.dtype, shape, tiles.layout)
     else:
-        return tiles._reinterpret(tiles.dtype, shape, LAYOUT)
+        return tiles._reinterpret(tiles.dtype, shape, tiles.layout)
 
 
 @aggregate
@@ -72,11 +72,12 @@ class BarrierRing:
 
 
 @gluon.jit
-def make_barrier_ring(STAGES: gl.constexpr, CONSUMERS: gl.constexpr):
+def make_barrier_ring(STAGES: gl.constexpr, CONSUMERS: gl.constexpr, ARRIVALS: gl.constexpr = 1):
+    """ARRIVALS: the producer's on a slot's `full`, beside the bytes counted there."""
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), count=1)
+        mbarrier.init(full.index(stage), count=ARRIVALS)
         mbarrier.init(free.index(stage), count=CONSUMERS)
     return BarrierRing(full, free, STAGES)
 

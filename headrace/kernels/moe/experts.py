@@ -4,7 +4,7 @@
     hidden_e(x) = silu(gate_e x) * up_e x      SwiGLU, or, of experts without a gate, max(up_e x, 0)^2
 
 Shapes    x [T, D]; expert, weight [T, k]; up [E, 2I, D] (gate rows first), without a gate [E, I, D]; down
-          [E, D, I]; returns y [T, k, D], or [T, 1, D] where it has been summed over j: `sum_outputs` takes either
+          [E, D, I]; returns what `sum_outputs` takes: y [T, k, D], or [T, 1, D] summed over j, or `Placed`
 Contract  experts are numbers from 0 to E - 1, those of one token distinct; an expert that no token chose is not
           read. Triton: D and I are multiples of 16, the grids follow from shapes alone, and no step waits for the
           host; up and down may be FP8 (`Fp8Experts`), where their scales' blocks, if any, do not cut a step of the
@@ -35,6 +35,8 @@ from headrace.kernels.lib.dispatch import runs_triton
 from headrace.kernels.lib.dot import dot
 from headrace.kernels.lib.pdl import OVERLAPPED, let_next_start, wait_for_previous
 from headrace.kernels.moe.experts_hopper import is_faster_on_hopper, moe_experts_hopper
+from headrace.kernels.moe.grouped_linear_hopper import Operand
+from headrace.kernels.moe.outputs import Outputs
 
 
 class Fp8Experts(NamedTuple):
@@ -62,7 +64,14 @@ def experts_of(stacked: Matrix, num_experts: int) -> Experts:
     return stacked.view(num_experts, -1, stacked.shape[1])
 
 
-def moe_experts(x: Tensor, expert: Tensor, weight: Tensor, up: Experts, down: Experts) -> Tensor:
+def rows_of(experts: Experts) -> Operand:
+    """Matrices [E, R, C], and in FP8 the scales of their rows or blocks."""
+    if isinstance(experts, Tensor):
+        return Operand(experts)
+    return Operand(experts.matrix.values.view(experts.shape), experts.matrix.scales)
+
+
+def moe_experts(x: Tensor, expert: Tensor, weight: Tensor, up: Experts, down: Experts) -> Outputs:
     E, up_rows, D = up.shape
     inner = down.shape[2]
     if x.shape[1] != D or down.shape[:2] != (E, D) or up_rows not in (inner, 2 * inner) or expert.shape != weight.shape:
@@ -70,8 +79,9 @@ def moe_experts(x: Tensor, expert: Tensor, weight: Tensor, up: Experts, down: Ex
             f"x {tuple(x.shape)}, up {tuple(up.shape)}, down {tuple(down.shape)}, "
             f"expert {tuple(expert.shape)}, weight {tuple(weight.shape)} disagree"
         )
-    if isinstance(up, Tensor) and isinstance(down, Tensor) and is_faster_on_hopper(x, expert, up, down):
-        return moe_experts_hopper(x, expert, weight, up, down)[:, None]
+    matrices = rows_of(up), rows_of(down)
+    if is_faster_on_hopper(x, expert, *matrices):
+        return moe_experts_hopper(x, expert, weight, *matrices)
     if runs_triton(x):
         return moe_experts_triton(x, expert, weight, up, down)
     assert isinstance(up, Tensor) and isinstance(down, Tensor)

@@ -6,13 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from headrace.kernels.dense.fp8 import quantise_matrix
 from headrace.kernels.lib.dispatch import runs_hopper
 from headrace.kernels.moe import experts
-from headrace.kernels.moe.experts import moe_experts, moe_experts_torch
+from headrace.kernels.moe.experts import Fp8Experts, moe_experts, moe_experts_torch, rows_of
 from headrace.kernels.moe.experts_hopper import moe_experts_hopper
+from headrace.kernels.moe.grouped_linear_hopper import Operand
+from headrace.kernels.moe.outputs import sum_outputs
 from tests.kernels.dense.rows import DEVICE, NAN, slice_of_projection
 from tests.support.kernels.compiled import SHARED_BYTES_A_BLOCK, compile_for_h200
-from tests.support.kernels.launches import grouped_linear_launch
+from tests.support.kernels.launches import GROUPED_FORMS, grouped_linear_launch
 
 needs_hopper = pytest.mark.skipif(
     not runs_hopper(torch.empty(1, dtype=torch.bfloat16, device=DEVICE)), reason="needs a Hopper GPU"
@@ -36,21 +39,40 @@ def check(y: Tensor, x: Tensor, expert: Tensor, weight: Tensor, up: Tensor, down
     torch.testing.assert_close(y.double(), expected, atol=3e-2, rtol=3e-2)
 
 
+def on_hopper(x: Tensor, expert: Tensor, weight: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    return sum_outputs(moe_experts_hopper(x, expert, weight, Operand(up), Operand(down)))
+
+
 @needs_hopper
 @pytest.mark.parametrize("has_gate", [True, False])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("rows", [1, 63, 65, 129, 1000])
-@pytest.mark.parametrize(("E", "k", "D", "inner"), [(3, 1, 64, 64), (17, 6, 192, 320), (66, 10, 576, 192)])
+@pytest.mark.parametrize(("E", "k", "D", "inner"), [(3, 1, 64, 64), (17, 6, 192, 320), (66, 10, 576, 208)])
 def test_any_number_of_rows(rows: int, E: int, k: int, D: int, inner: int, dtype: torch.dtype, has_gate: bool):
     given = operands(rows, E, k, D, inner, has_gate, dtype)
-    check(moe_experts_hopper(*given), *given)
+    check(on_hopper(*given), *given)
+
+
+@needs_hopper
+@pytest.mark.parametrize("has_gate", [True, False])
+@pytest.mark.parametrize("rows", [1, 65, 1000])
+@pytest.mark.parametrize(("E", "k", "D", "inner"), [(3, 1, 128, 128), (17, 6, 256, 400)])
+def test_experts_in_fp8(rows: int, E: int, k: int, D: int, inner: int, has_gate: bool):
+    x, expert, weight, up, down = operands(rows, E, k, D, inner, has_gate)
+    up[-1] = down[-1] = 0
+    matrices = [Fp8Experts(quantise_matrix(each.flatten(0, 1)), E) for each in (up, down)]
+    y = sum_outputs(moe_experts_hopper(x, expert, weight, *map(rows_of, matrices))).double()
+    wide = [each.matrix.dequantised().view(each.shape).double() for each in matrices]
+    expected = moe_experts_torch(x.double(), expert.long(), weight.double(), *wide)
+    # The inputs of both products are rounded to e4m3.
+    assert (y - expected).norm() < 0.06 * expected.norm()
 
 
 @needs_hopper
 def test_one_expert_may_get_every_token():
     x, expert, weight, up, down = operands(700, 5, 2, 256, 128)
     expert[:, 0], expert[:, 1] = 1, 3
-    check(moe_experts_hopper(x, expert, weight, up, down), x, expert, weight, up, down)
+    check(on_hopper(x, expert, weight, up, down), x, expert, weight, up, down)
 
 
 @needs_hopper
@@ -58,15 +80,19 @@ def test_experts_of_many_rows_take_it(monkeypatch):
     hopper = Mock(side_effect=moe_experts_hopper)
     monkeypatch.setattr(experts, "moe_experts_hopper", hopper)
     given = operands(1000, 9, 2, 256, 128)
-    check(moe_experts(*given).sum(1), *given)
+    check(sum_outputs(moe_experts(*given)), *given)
     assert hopper.call_count == 1
     given = operands(100, 9, 2, 256, 128)
-    check(moe_experts(*given).sum(1), *given)
+    check(sum_outputs(moe_experts(*given)), *given)
     assert hopper.call_count == 1
 
 
 def test_it_compiles_for_an_h200_without_spills():
-    forms = compile_for_h200([grouped_linear_launch(form) for form in ("swiglu", "relu_squared", "none")])
-    for report in forms:
-        assert report.stack_bytes == 0 and report.shared_bytes <= SHARED_BYTES_A_BLOCK, report
-        assert "wgmma.mma_async.sync.aligned.m64n256k16" in report.ptx
+    for form, gathered, dtype in GROUPED_FORMS:
+        [report] = compile_for_h200([grouped_linear_launch(form, gathered, dtype)])
+        assert report.stack_bytes == 0 and report.shared_bytes <= SHARED_BYTES_A_BLOCK, (form, gathered, dtype, report)
+        wgmma = "m64n256k16.f32.bf16.bf16" if dtype == "bf16" else "m64n256k32.f32.e4m3.e4m3"
+        assert f"wgmma.mma_async.sync.aligned.{wgmma}" in report.ptx
+        # Gathered rows: 16 bytes a thread, and an arrival of each of the producer's threads, which the barrier counts.
+        assert ("cp.async.cg.shared.global" in report.ptx) == gathered
+        assert ("cp.async.mbarrier.arrive.noinc" in report.ptx) == gathered

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from headrace.kernels.moe.outputs import Shared, sum_outputs, sum_outputs_torch, sum_outputs_triton
-from tests.kernels.dense.rows import DEVICE, dtypes, slice_of_projection
+from headrace.kernels.moe.outputs import Placed, Shared, sum_outputs, sum_outputs_torch, sum_outputs_triton
+from tests.kernels.dense.rows import DEVICE, NAN, dtypes, slice_of_projection
 
 
 def shared_of(T: int, D: int, dtype: torch.dtype, parts: int, has_gate: bool) -> Shared:
@@ -29,6 +29,23 @@ def test_experts_and_what_is_beside_them(T: int, k: int, D: int, parts: int, has
         actual = add(outputs, shared)
         assert actual.dtype == dtype
         torch.testing.assert_close(actual.double(), expected, atol=bound, rtol=bound)
+
+
+@dtypes
+@pytest.mark.parametrize("is_beside", [False, True])
+@pytest.mark.parametrize(("T", "k", "D"), [(1, 1, 16), (65, 4, 528)])
+def test_rows_come_back_weighted(T: int, k: int, D: int, is_beside: bool, dtype: torch.dtype):
+    """Rows that no token has are NaN."""
+    place, weight = torch.randperm(T * k + 3, device=DEVICE)[: T * k].view(T, k), torch.rand(T, k, device=DEVICE)
+    rows = torch.full((T * k + 3, D), NAN, device=DEVICE, dtype=dtype)
+    rows[place.flatten()] = torch.randn(T * k, D, device=DEVICE).to(dtype)
+    placed, shared = Placed(rows, place.int(), weight), shared_of(T, D, dtype, 2, True) if is_beside else None
+    expected = (rows[place].double() * weight.double()[..., None]).sum(1)
+    if shared is not None:
+        expected += sum_outputs_torch(torch.zeros(T, 1, D, dtype=dtype, device=DEVICE), shared).double()
+    bound = 1e-5 if dtype == torch.float32 else 3e-2
+    for add in (sum_outputs_triton, sum_outputs_torch):
+        torch.testing.assert_close(add(placed, shared).double(), expected, atol=bound, rtol=bound)
 
 
 @dtypes

@@ -20,9 +20,9 @@ from headrace.kernels.dense.small_linear import NO_GROUPS, scale_groups, sizes, 
 from headrace.kernels.dense.swiglu_linear_hopper import COLUMNS, CONSUMERS, ROWS
 from headrace.kernels.lib.hopper import LAYOUT, SPAN, launch_registers, registers
 from headrace.kernels.moe.experts import MoeTile, moe_tile
-from headrace.kernels.moe.grouped_linear_hopper import Form, num_stages
-from headrace.kernels.moe.grouping import COLUMNS as COPIED
+from headrace.kernels.moe.grouped_linear_hopper import LAYOUT_8, SPAN_BYTES, Form, num_stages
 from headrace.kernels.moe.grouping import ENTRIES, UNIT
+from headrace.kernels.moe.quantise_grouped import VALUES
 from headrace.kernels.transfer import state_rows
 from tests.support.kernels.compiled import Launch
 
@@ -131,16 +131,33 @@ def swiglu_linear_launch(dtype: str = "bf16") -> Launch:
     return Launch(kernel, types, constexprs, 4, 1, launch_registers(consumers))
 
 
-def grouped_linear_launch(form: Form) -> Launch:
-    def described(rows: int, columns: int) -> str:
-        return f"tensordesc<bf16[{rows},{columns}],{LAYOUT.value!r}>"
+GROUPED_FORMS = [
+    (form, gathered, dtype)
+    for form, gathered in (("swiglu", True), ("relu_squared", True), ("none", False))
+    for dtype in ("bf16", "fp8e4nv")
+]
 
-    types = {"x_desc": described(ROWS.value, SPAN.value), "weight_desc": described(COLUMNS.value, SPAN.value)}
-    types |= {"y_desc": described(ROWS.value, COLUMNS.value), "tiles_ptr": "*i32:16", "used_ptr": "*i32:16"}
-    types |= {"rows_an_expert": "i32", "num_column_tiles": "i32", "num_pieces": "i32"}
+
+def grouped_linear_launch(form: Form, gathered: bool, dtype: str) -> Launch:
+    layout = LAYOUT if dtype == "bf16" else LAYOUT_8
+    span = SPAN_BYTES.value // (2 if dtype == "bf16" else 1)
+
+    def described(rows: int, columns: int) -> str:
+        return f"tensordesc<{dtype}[{rows},{columns}],{layout.value!r}>"
+
+    types = {"x": f"*{dtype}:16" if gathered else described(ROWS.value, span)}
+    types |= {"weight_desc": described(COLUMNS.value, span)}
+    types |= {"y_desc": f"tensordesc<bf16[{ROWS.value},{COLUMNS.value}],{LAYOUT.value!r}>"}
+    types |= {name: "*i32:16" for name in ("tiles_ptr", "used_ptr", "token_ptr")}
+    types |= {"stride_x": "i32:16", "rows_an_expert": "i32", "num_column_tiles": "i32", "num_pieces": "i32"}
     constexprs = dict(zip(("REGISTERS", "PRODUCER_REGISTERS"), registers(CONSUMERS.value), strict=True))
+    scales = ("x_scale_ptr", "weight_scale_ptr")
+    if dtype == "bf16":
+        constexprs |= dict.fromkeys(scales)
+    else:
+        types |= dict.fromkeys(scales, "*fp32:16")
     kernel = "headrace.kernels.moe.grouped_linear_hopper:_grouped_linear_kernel"
-    constexprs |= {"FORM": form, "STAGES": num_stages(form)}
+    constexprs |= {"FORM": form, "GATHERED": gathered, "STAGES": num_stages(form)}
     return Launch(kernel, types, constexprs, 4, 1, launch_registers(CONSUMERS.value))
 
 
@@ -173,7 +190,8 @@ def row_launches() -> Iterator[tuple[str, Launch]]:
     for mixture in MIXTURES:
         yield f"sort {mixture.name}", sort_launch(mixture)
         yield f"route {mixture.name}", route_launch(mixture)
-        yield f"sum {mixture.name}", sum_launch(mixture)
+        yield f"sum {mixture.name}", sum_launch(mixture, False)
+        yield f"sum of placed {mixture.name}", sum_launch(mixture, True)
         yield from grouping_launches(mixture)
         for entries in (1, 50, 500):
             tile = moe_tile(entries, BF16)
@@ -258,13 +276,15 @@ def grouping_launches(mixture: Mixture) -> Iterator[tuple[str, Launch]]:
     types = {name: "*i32:16" for name in ("count_ptr", "first_ptr", "tiles_ptr", "used_ptr")}
     constexprs = {"E": E, "PADDED_E": triton.next_power_of_2(E), "UNIT": UNIT}
     yield f"tiles {mixture.name}", Launch(f"{module}:_tiles_kernel", types, constexprs)
-    types = entries | {"first_ptr": "*i32:16", "place_ptr": "*i32:16"}
-    yield f"place {mixture.name}", Launch(f"{module}:_place_kernel", types, {"BLOCK": ENTRIES})
-    copied = {"D": mixture.hidden, "K": mixture.chosen, "BLOCK": COPIED}
-    types = {"x_ptr": "*bf16:16", "place_ptr": "*i32:16", "rows_ptr": "*bf16:16", "stride_x": "i32:16"}
-    yield f"spread {mixture.name}", Launch(f"{module}:_spread_kernel", types, copied, num_warps=2)
-    types = {name: "*bf16:16" for name in ("rows_ptr", "out_ptr")} | {"place_ptr": "*i32:16", "weight_ptr": "*fp32:16"}
-    yield f"gather_sum {mixture.name}", Launch(f"{module}:_gather_sum_kernel", types, copied, num_warps=2)
+    types = entries | {name: "*i32:16" for name in ("first_ptr", "place_ptr", "token_ptr")}
+    constexprs = {"CHOICES": mixture.chosen, "BLOCK": ENTRIES}
+    yield f"place {mixture.name}", Launch(f"{module}:_place_kernel", types, constexprs)
+    types = {"x_ptr": "*bf16:16", "out_ptr": "*fp8e4nv:16", "scale_ptr": "*fp32:16"}
+    types |= {"tiles_ptr": "*i32:16", "used_ptr": "*i32:16"}
+    padded = triton.next_power_of_2(mixture.inner)
+    constexprs = {"IN": mixture.inner, "PADDED_IN": padded, "ROWS": VALUES // padded, "TILE_ROWS": 2 * UNIT}
+    module = "headrace.kernels.moe.quantise_grouped"
+    yield f"quantise grouped {mixture.name}", Launch(f"{module}:_quantise_grouped_kernel", types, constexprs)
 
 
 def route_launch(mixture: Mixture) -> Launch:
@@ -283,11 +303,15 @@ def route_sigmoid_launch(E: int, k: int, groups: int) -> Launch:
     return Launch(kernel, types, constexprs | {"SMALLEST": 1e-20}, num_warps=1)
 
 
-def sum_launch(mixture: Mixture) -> Launch:
+def sum_launch(mixture: Mixture, is_placed: bool) -> Launch:
     types = {name: "*bf16:16" for name in ("outputs_ptr", "x_ptr", "gate_ptr", "out_ptr")} | {"shared_ptr": "*fp32:16"}
     constexprs = {"D": mixture.hidden, "K": mixture.chosen, "PARTS": 4, "I": mixture.hidden}
     widths = dict.fromkeys(("BLOCK_D", "BLOCK_I"), triton.next_power_of_2(mixture.hidden))
     types |= {"T": "i32", "stride_x": "i32:16"}
+    if is_placed:
+        types |= {"place_ptr": "*i32:16", "weight_ptr": "*fp32:16"}
+    else:
+        constexprs |= dict.fromkeys(("place_ptr", "weight_ptr"))
     return Launch("headrace.kernels.moe.outputs:_sum_kernel", types, constexprs | widths, num_warps=8)
 
 
