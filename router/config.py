@@ -80,6 +80,8 @@ class RouterConfig(HttpLimits, ParseLimits, StoredLimits):
                         more from their nodes, and these pause; what was on its way comes on top
     max_prompt_logprobs   prompt tokens with `echo` and `logprobs`, times alternatives + 1, of one HTTP request: each
                         takes about 30 bytes of its answer; beyond that clients get 400
+    max_answer_logprobs   log-probabilities of an answer that is not streamed, alternatives included, which the router
+                        keeps until its end: beyond that clients get 400
     node_return_timeout_s  how long requests wait for a node that was lost without leaving, when no other can do its
                         work; beyond that clients get 503. Longer than a supervisor takes to notice the loss and to
                         start it again. A node that is merely busy is waited for as long as `request_timeout_s` allows
@@ -129,6 +131,7 @@ class RouterConfig(HttpLimits, ParseLimits, StoredLimits):
     request_timeout_s: float = 600.0
     max_unread_bytes: int = 1 << 20
     max_prompt_logprobs: int = 1 << 20
+    max_answer_logprobs: int = 1 << 20
     node_return_timeout_s: float = 120.0
     stalled_after_s: float = 15.0
     first_event_timeout_s: float = 30.0
@@ -158,6 +161,7 @@ class RouterConfig(HttpLimits, ParseLimits, StoredLimits):
                 "max_attempts",
                 "max_unread_bytes",
                 "max_prompt_logprobs",
+                "max_answer_logprobs",
             ),
             at_least(self, 0, "max_queue"),
             one_of(self, ("queue", "refuse"), "on_missed_objectives"),

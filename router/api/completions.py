@@ -57,8 +57,11 @@ class CompletionService:
         writer = writer_of(generation, self._tokens.token_bytes)
         deltas: list[list[RenderedDelta]] = [[] for _ in generation.requests]
         ends = [ChoiceEnd(FinishReason.STOP)] * len(generation.requests)
+        num_kept = 0
         async with self._running(generation, client) as choices:
             async for choice, delta, end in choices.deltas():
+                num_kept += 0 if delta.is_prompt else num_logprobs(delta.tokens)
+                self._check_kept(num_kept)
                 async for rendered in self._rendered(writer, choice.index, delta):
                     deltas[choice.index].append(rendered)
                 if end is not None:
@@ -97,6 +100,17 @@ class CompletionService:
             if not begun:
                 raise
             yield writer.failure(error)
+
+    def _check_kept(self, num_logprobs: int) -> None:
+        limit = self._context.config.max_answer_logprobs
+        if num_logprobs > limit:
+            raise ApiError(
+                HTTPStatus.BAD_REQUEST,
+                f"the answer has more than {limit} log-probabilities, alternatives included (max_answer_logprobs): "
+                "stream it, or ask for fewer choices, tokens or alternatives",
+                code="answer_too_large",
+                param="logprobs",
+            )
 
     def _check_scores(self, generation: GenerationRequest) -> None:
         limit, wanted = self._context.config.max_prompt_logprobs, 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Self
 
 from pydantic import Field, WithJsonSchema, field_validator, model_validator
@@ -11,7 +12,7 @@ from router.api.structured_output import FormFields
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
-MAX_STOPS = 16
+MAX_STOPS, MAX_STOP_LENGTH = 16, 1024
 MAX_BIASES = 1024
 MAX_ALLOWED = 16384
 MAX_BAD_WORDS = 128
@@ -20,12 +21,14 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 TokenId = Annotated[int, Field(ge=0, lt=2**32), Whole]
 NonEmpty = {"type": "string", "minLength": 1}
+StopString = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_LENGTH}
 Stop = Annotated[
     str | list[str] | None,
     WithJsonSchema(
-        {"anyOf": [NonEmpty, {"type": "array", "items": NonEmpty, "maxItems": MAX_STOPS}, {"type": "null"}]}
+        {"anyOf": [StopString, {"type": "array", "items": StopString, "maxItems": MAX_STOPS}, {"type": "null"}]}
     ),
 ]
+
 LogitBias = Annotated[
     dict[str, Annotated[float, Field(ge=-100, le=100)]] | None,
     WithJsonSchema(
@@ -45,6 +48,15 @@ LogitBias = Annotated[
 
 
 NoStats = Annotated[bool | None, WithJsonSchema({"enum": [False, None]})]
+
+
+def check_stop_strings(stops: Iterable[str]) -> None:
+    """Raises ValueError for an empty stop string, and for one that is too long."""
+    for stop in stops:
+        if not stop:
+            raise ValueError("an empty stop string would stop everything; leave it out")
+        if len(stop) > MAX_STOP_LENGTH:
+            raise ValueError(f"a stop string of {len(stop)} characters: at most {MAX_STOP_LENGTH}")
 
 
 class ObjectivesBody(OwnBody):
@@ -153,8 +165,7 @@ class GenerationBody(FormFields, OpenBody):
         stops = [value] if isinstance(value, str) else value or []
         if len(stops) > MAX_STOPS:
             raise ValueError(f"{len(stops)} stop strings: at most {MAX_STOPS}")
-        if "" in stops:
-            raise ValueError("an empty stop string would stop everything; leave it out")
+        check_stop_strings(stops)
         return stops
 
     @field_validator("logit_bias")

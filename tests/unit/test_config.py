@@ -83,6 +83,7 @@ TABLE: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
         "landing_timeout_s": SECONDS,
         "max_attempts": COUNT,
         "max_prompt_logprobs": COUNT,
+        "max_answer_logprobs": COUNT,
         "heartbeat_s": SECONDS,
         "control_silence_s": ([0.5, 3], [0.4, 0, -1.0]),
         "shutdown_grace_s": SECONDS,

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from router.api.anthropic.refused_fields import FOR_MESSAGES
 from router.api.body_schemas import Body, OpenBody, Whole
-from router.api.request_schemas import MAX_STOPS, HeadraceOptions
+from router.api.request_schemas import MAX_STOPS, HeadraceOptions, check_stop_strings
 from router.api.text_parts import text_only
 
 MAX_CACHE_MARKS = 4
@@ -187,7 +187,6 @@ class MessagesBody(CountBody):
 
     @field_validator("stop_sequences")
     @classmethod
-    def _no_empty_stop(cls, value: list[str] | None) -> list[str] | None:
-        if "" in (value or ()):
-            raise ValueError("an empty stop sequence would stop everything; leave it out")
+    def _stops(cls, value: list[str] | None) -> list[str] | None:
+        check_stop_strings(value or ())
         return value

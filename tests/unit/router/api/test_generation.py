@@ -129,6 +129,7 @@ def test_content_parts_are_joined_by_newlines(builder: RequestBuilder):
         ({"seed": 2**63}, "seed 9223372036854775808: "),
         ({"stop": ["a"] * 17}, "17 stop strings: at most 16"),
         ({"stop": ""}, "an empty stop string"),
+        ({"stop": ["a", "b" * 1025]}, "a stop string of 1025 characters: at most 1024"),
         ({"stop": [1]}, "stop.0 1: Input should be a valid string"),
         ({"stop_token_ids": [512]}, "stop_token_ids: token id 512 is outside the vocabulary; use 0 to 511"),
         ({"top_logprobs": 2}, "top_logprobs needs logprobs: true"),

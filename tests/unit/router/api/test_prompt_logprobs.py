@@ -105,6 +105,20 @@ async def test_more_logprobs_than_the_limit_are_refused_before_a_node_computes_t
     assert len(running.cluster.nodes["d0"].requests) == served + 2
 
 
+async def test_an_answer_of_too_many_logprobs_is_given_up_unless_it_is_streamed(start_router: StartRouter):
+    running = await start_router(fake_cluster([70, 71, 72, 73]), max_answer_logprobs=2 * 4 * 6)
+    body = {**asked(50, echo=False), "max_tokens": 4, "n": 2}
+    whole = await running.http.post("/v1/completions", json=body)
+    assert [len(choice["logprobs"]["tokens"]) for choice in whole.json()["choices"]] == [4, 4]
+    refused = await running.http.post("/v1/completions", json={**body, "n": 3})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "answer_too_large")
+    assert "more than 48" in refused.json()["error"]["message"]
+    rows = (await running.http.get("/cluster")).json()["requests"]
+    assert len(rows) == 5 and all(row["phase"] in ("done", "failed") for row in rows), rows
+    streamed = await running.http.post("/v1/completions", json={**body, "n": 3, "stream": True})
+    assert streamed.status_code == 200 and "answer_too_large" not in streamed.text
+
+
 async def test_logits_that_are_no_numbers_fail_their_request_alone(
     start_router: StartRouter, monkeypatch: pytest.MonkeyPatch
 ):

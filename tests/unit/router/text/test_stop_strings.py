@@ -45,3 +45,19 @@ def test_the_outcome_does_not_depend_on_the_pieces(text, stops, cuts):
     assert (found is not None) == any(stop in text for stop in stops)
     assert text.startswith("".join(shown))
     assert not any(stop in "".join(shown) for stop in stops)
+
+
+def test_a_long_beginning_that_fails_costs_no_more_than_its_characters():
+    compared = 0
+
+    class Counted(str):
+        def __getitem__(self, place):
+            nonlocal compared
+            compared += 1
+            return super().__getitem__(place)
+
+    stop, text = Counted("a" * 1023 + "b"), "a" * 20_000 + "c"
+    watcher = StopStrings([stop])
+    compared = 0
+    assert "".join(watcher.push(character) for character in text) == text
+    assert compared < 4 * len(text)

@@ -45,6 +45,7 @@ async def test_cached_tokens_are_counted_apart(running: Running):
         ({"max_tokens": None}, "max_tokens"),
         ({"messages": []}, "messages"),
         ({"stop_sequences": [""]}, "stop_sequences"),
+        ({"stop_sequences": ["a" * 1025]}, "at most 1024"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type 'web_search_20250305'"),
         ({"tool_choice": {"type": "tool"}}, "name goes with type 'tool'"),
         ({"container": "c1"}, "container 'c1' is not supported"),
