@@ -48,8 +48,9 @@ class GrammarError(ValueError):
 
 @dataclass
 class MaskTime:
-    """Processor time that the masks of one answer have taken."""
+    """Processor time that the masks of one answer have taken. `grammar`: its text."""
 
+    grammar: str = ""
     num_masks: int = 0
     seconds: float = 0.0
     is_spent: bool = False
@@ -129,17 +130,22 @@ class Grammars:
         self._loaded: LLTokenizer | None = None
         self._lock = threading.Lock()
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._given_up: OrderedDict[str, None] = OrderedDict()
 
     def answer(self, text: str, token_ids: Sequence[int] = ()) -> AnswerGrammar:
         """The grammar `text` after these tokens of the answer. Raises GrammarError."""
         with self._lock:
+            if text in self._given_up:
+                raise GrammarError(
+                    "its masks took too much time in another answer: let fewer parts match the same text"
+                )
             compiled = self._compiled.get(text)
             if compiled is not None:
                 self._compiled.move_to_end(text)
                 compiled = compiled.deep_copy()
         if compiled is None:
             compiled = self._compile(text)
-        answer = AnswerGrammar(compiled)
+        answer = AnswerGrammar(compiled, MaskTime(text))
         answer.append(token_ids)
         if answer.error is not None:
             raise GrammarError(f"the answer so far does not follow its grammar: {answer.error}")
@@ -159,12 +165,15 @@ class Grammars:
         rows = [row for row, answer in enumerate(answers) if not answer.time.is_spent]
         found = masks if len(rows) == len(masks) else masks[rows]
         found[:] = -1  # of a grammar that is given up: something must be drawn
-        times = self._threads.fill([answers[row].matcher for row in rows], found)
+        texts = [answers[row].time.grammar for row in rows]
+        times = self._threads.fill([answers[row].matcher for row in rows], found, texts)
         if found is not masks:
             masks[:] = -1
             masks[rows] = found
         for row, seconds in zip(rows, times, strict=True):
             answers[row].time.add(seconds)
+            if seconds is None:
+                self._give_up(answers[row].time.grammar)
         for mask, ids in zip(masks.view(np.uint32), unwanted, strict=True):
             allowed = [token_id for token_id in ids if int(mask[token_id // 32]) >> token_id % 32 & 1]
             if allowed:  # seldom: within a document nothing may end
@@ -174,8 +183,18 @@ class Grammars:
                 if kept.any():
                     mask[:] = kept
 
+    def _give_up(self, text: str) -> None:
+        """Refuses the grammar from now on: each answer by it would leave one more thread behind."""
+        with self._lock:
+            self._compiled.pop(text, None)
+            self._given_up[text] = None
+            while len(self._given_up) > KEPT_GRAMMARS:
+                self._given_up.popitem(last=False)
+
     def _compile(self, text: str) -> LLMatcher:
-        if self._threads.num_left_behind >= MOST_LEFT_BEHIND:
+        with self._lock:
+            threads = self._threads  # made by the first to ask
+        if threads.num_left_behind >= MOST_LEFT_BEHIND:
             raise GrammarError(f"{MOST_LEFT_BEHIND} grammars that were given up still take this node's time")
         matcher = LLMatcher(self._tokenizer(), text, log_level=0, limits=_limits())
         if matcher.is_error():

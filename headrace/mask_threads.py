@@ -7,9 +7,10 @@ one that takes too long is left behind, at the lowest priority, and the others g
 
 from __future__ import annotations
 
+import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -18,6 +19,8 @@ from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+log = logging.getLogger(__name__)
 
 LOOK_S = 0.02
 """How often a thread's time is looked at while its masks are awaited."""
@@ -47,16 +50,19 @@ class MaskThreads:
     @property
     def num_left_behind(self) -> int:
         """Threads that still compute a mask which nobody awaits any more."""
-        self._left_behind = [thread for thread in self._left_behind if thread.is_alive()]
-        return len(self._left_behind)
+        return sum(thread.is_alive() for thread in self._left_behind)
 
-    def fill(self, matchers: Sequence[Matcher], masks: NDArray[np.int32]) -> list[float | None]:
-        """Writes each matcher's mask to its row, and returns the processor seconds of each; None: it took too long, its
-        row is as before, and the matcher must not be touched again.
+    def fill(
+        self, matchers: Sequence[Matcher], masks: NDArray[np.int32], grammars: Sequence[Hashable]
+    ) -> list[float | None]:
+        """Writes each matcher's mask to its row, and returns the processor seconds of each; None: it took too long or
+        broke, its row is as before, and the matcher must not be touched again.
 
-        masks [len(matchers), W]: rows without gaps
+        masks      [len(matchers), W]: rows without gaps
+        grammars   names of the matchers' grammars: where one takes too long, no other matcher of it is tried
         """
         seconds: list[float | None] = [None] * len(matchers)
+        given_up = set()
         width = min(self._most, -(-len(matchers) // FEW))
         parts = [list(range(first, len(matchers), width)) for first in range(width)]
         while parts:
@@ -70,13 +76,15 @@ class MaskThreads:
             for thread, work in begun:
                 is_done = self._await(thread, work)
                 num_done = len(work.seconds)
-                masks[work.indices[:num_done]] = work.masks[:num_done]
+                whole = [number for number, taken_s in enumerate(work.seconds) if taken_s is not None]
+                masks[[work.indices[number] for number in whole]] = work.masks[whole]
                 for index, taken_s in zip(work.indices, work.seconds, strict=False):
                     seconds[index] = taken_s
                 if not is_done:
                     self._leave(thread)
+                    given_up.add(grammars[work.indices[num_done]])
                     parts.append(work.indices[num_done + 1 :])
-            parts = [part for part in parts if part]
+            parts = [left for part in parts if (left := [i for i in part if grammars[i] not in given_up])]
         return seconds
 
     def _begin(
@@ -98,7 +106,7 @@ class MaskThreads:
 
     def _leave(self, thread: _MaskThread) -> None:
         self._threads.remove(thread)
-        self._left_behind.append(thread)
+        self._left_behind = [*(each for each in self._left_behind if each.is_alive()), thread]
         thread.queue.put(None)
         with suppress(OSError):  # it has just ended
             os.setpriority(os.PRIO_PROCESS, thread.native_id or 0, LOWEST_PRIORITY)
@@ -114,7 +122,7 @@ class _Work:
     masks: NDArray[np.int32]
 
     def __post_init__(self) -> None:
-        self.seconds: list[float] = []
+        self.seconds: list[float | None] = []
         self.began_s: float | None = None
         self.is_given_up = False
         self.lock = Lock()
@@ -132,13 +140,19 @@ class _MaskThread(Thread):
             first, num_bytes = work.masks.ctypes.data, work.masks.shape[1] * work.masks.itemsize
             began_s = work.began_s = time.thread_time()
             for number, matcher in enumerate(work.matchers):
-                with suppress(ValueError):  # its own error says the same
+                is_broken = False
+                try:
                     matcher.unsafe_compute_mask_ptr(first + number * num_bytes, num_bytes)
+                except ValueError:
+                    pass  # its own error says the same
+                except BaseException:  # a panic of llguidance is no Exception; without this thread all would wait
+                    log.exception("a grammar's mask failed")
+                    is_broken = True
                 now_s = time.thread_time()
                 with work.lock:
                     if work.is_given_up:
                         return
-                    work.seconds.append(now_s - began_s)
+                    work.seconds.append(None if is_broken else now_s - began_s)
                     work.began_s = began_s = now_s
             work.done.set()
 

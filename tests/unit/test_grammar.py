@@ -1,6 +1,5 @@
 """Compiled grammars and their masks, against llguidance's own word on single tokens."""
 
-import time
 from pathlib import Path
 
 import numpy as np
@@ -146,15 +145,15 @@ def test_a_grammar_that_takes_too_long_to_follow_is_refused():
 def test_an_answer_whose_masks_take_too_long_ends_alone(grammars: Grammars, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(grammar, "MASK_LIMIT_S", 0.02)
     slow, plain = grammars.answer(ambiguous('"7"', 200), ids("7")), grammars.answer(regex_grammar("(the river )*"))
-    began_s = time.thread_time()
     found = allowed(grammars, [slow, plain], [(), ()])
-    assert time.thread_time() - began_s < 0.5
     assert "more than 5 ms a token" in (slow.error or "")
     assert not slow.is_complete and not slow.forced() and not slow.allowed(ids("a"))
     slow.append(ids("a"))
     assert slow.after(ids("a")).error == slow.error
     assert found[1] == {n for n in range(VOCAB_SIZE) if plain.matcher.validate_tokens([n])}
     assert allowed(grammars, [slow, plain], [(), ()])[1] == found[1]
+    with pytest.raises(GrammarError, match="took too much time in another answer"):
+        grammars.answer(ambiguous('"7"', 200))
 
 
 def test_masks_that_are_each_quick_enough_may_be_too_slow_together():

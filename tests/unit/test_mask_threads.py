@@ -29,7 +29,7 @@ class FakeMatcher:
 
 def filled(threads: MaskThreads, matchers: list[FakeMatcher]) -> tuple[list[int], list[bool]]:
     masks = np.full((len(matchers), WORDS), -1, np.int32)
-    taken = threads.fill(matchers, masks)
+    taken = threads.fill(matchers, masks, range(len(matchers)))
     bytes_of = masks.view(np.uint8)
     assert (bytes_of == bytes_of[:, :1]).all()
     return [int(row[0]) for row in bytes_of], [seconds is not None for seconds in taken]
@@ -41,7 +41,7 @@ def test_each_matcher_has_its_own_mask():
         for count in (1, 4, 5, 30):
             assert filled(threads, [FakeMatcher(n) for n in range(count)]) == (list(range(count)), [True] * count)
         assert threads.num_left_behind == 0
-    assert threads.fill([], np.zeros((0, WORDS), np.int32)) == []
+    assert threads.fill([], np.zeros((0, WORDS), np.int32), []) == []
 
 
 def test_a_mask_that_takes_too_long_is_given_up_and_the_others_are_not():
@@ -59,6 +59,32 @@ def test_a_mask_that_takes_too_long_is_given_up_and_the_others_are_not():
     while threads.num_left_behind:
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
+
+
+def test_of_a_grammar_that_takes_too_long_few_masks_are_tried():
+    threads = MaskThreads(2, limit_s=0.1)
+    endless = [FakeMatcher(99, spins_s=PATIENCE_S) for _ in range(12)]
+    matchers = [*endless, FakeMatcher(7)]
+    masks = np.full((len(matchers), WORDS), -1, np.int32)
+    taken = threads.fill(matchers, masks, ["slow"] * 12 + ["quick"])
+    assert [seconds is None for seconds in taken] == [True] * 12 + [False]
+    assert sum(each.num_asked for each in endless) == threads.num_left_behind <= 2
+    for each in endless:
+        each.is_over = True
+
+
+def test_a_mask_that_breaks_is_given_up_and_the_others_are_not():
+    class Panic(BaseException):
+        pass
+
+    class Broken(FakeMatcher):
+        def unsafe_compute_mask_ptr(self, trg_pointer: int, trg_length: int, /) -> None:
+            raise Panic
+
+    threads = MaskThreads(1, limit_s=60)
+    for _ in range(2):
+        assert filled(threads, [FakeMatcher(1), Broken(2), FakeMatcher(3)]) == ([1, 255, 3], [True, False, True])
+    assert threads.num_left_behind == 0
 
 
 def test_time_in_which_others_have_the_processor_does_not_count():

@@ -170,7 +170,9 @@ def answer_part(request: RoutedRequest, met: Meeting) -> AnswerPart:
         if is_meant_for_prompts:
             # The share of the time in which prompts wait is a smaller one of the steps: those with prompts are longer.
             share = load.prompt_share
-            share_of_steps = share * after.decode_s / (after.decode_s + (1.0 - share) * prompts_s)
+            share_of_steps = (
+                share if share >= 1.0 else share * after.decode_s / (after.decode_s + (1.0 - share) * prompts_s)
+            )
             stalled_s = max(stalled_s, share_of_steps * most_s)
         stalled_s = stalled_s if stalled_s < most_s else most_s
         rest_s += stalled_s
@@ -188,7 +190,7 @@ def answer_part(request: RoutedRequest, met: Meeting) -> AnswerPart:
     wait_s = place_wait_s(node, num_tokens, answer_s)
     seconds = wait_s + rest_s + others_s + copied_s
     # As much less of the others fits in meanwhile.
-    room_tokens = load.free_tokens + context_tokens
+    room_tokens = load.free_tokens + load.context_tokens + load.coming_tokens
     room_share = num_tokens / room_tokens if room_tokens > num_tokens else 1.0
     held_share = room_share * (batch + PROMPT_WEIGHT * waiting.number)
     return AnswerPart(node, wait_s, rest_s, others_s, copied_s, held_share, after.decode_s, seconds)

@@ -67,7 +67,7 @@ def answers_at_once(load: Load, costs: StepCosts, answer_tokens: int) -> tuple[f
     them. Of answers that are shorter than that, the first have ended when the last begin.
     """
     number, tokens = load.num_decoding + load.num_coming, load.context_tokens + load.coming_tokens
-    if not load.coming_s:
+    if load.coming_s <= 0.0:  # none was predicted; sums of fractions leave rests
         return number, tokens
     step_s = costs.step_s + costs.decode_s * load.num_decoding + costs.context_s * load.context_tokens
     share = answer_tokens * step_s * load.num_coming / load.coming_s
