@@ -85,9 +85,10 @@ class LinearWeight:
 
     def logits(self, x: Tensor, divisor: float) -> Tensor:
         """y / divisor in float32, with y rounded to x's dtype first."""
-        if self._has_few(self._readable(x)):
-            return small_linear_triton(self._readable(x), self._weight, "logits", divisor)
-        return widened(self(x), divisor)
+        rows = self._readable(x)
+        if self._has_few(rows):
+            return small_linear_triton(rows, self._weight, "logits", divisor)
+        return widened(self(rows), divisor)
 
     def _readable(self, x: Rows) -> Rows:
         """The rows as this product reads them."""

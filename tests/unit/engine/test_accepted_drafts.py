@@ -33,18 +33,22 @@ class Decoding:
         self.sequence.hasher.extend([7] * 3)
         claim = self.cache.claim([], num_tokens=40, hit_policy=ResumeLocally(), max_reuse_tokens=0)
         self.sequence.claim, self.sequence.num_computed = claim, 3
+        self.tokens_of: dict[int, int] = {}  # by slot: after how many tokens is the state that was written there
         self.step([9] * (length - 3), at_once=False)
 
-    def step(self, tokens: list[int], *, at_once: bool) -> None:
-        """Computes a token before each of these."""
+    def step(self, tokens: list[int], *, at_once: bool, num_wrong: int = 0) -> None:
+        """Computes a token before each of these; `num_wrong` drafts more were checked, and are wrong."""
         for part in [tokens] if at_once else [[token] for token in tokens]:
             start = self.sequence.num_computed
-            chunk = ScheduledChunk(self.sequence, ChunkSpan(start, start + len(part)))
-            chunk.draft_slots = self.cache.draft_slots.take(len(part) - 1)
+            chunk = ScheduledChunk(self.sequence, ChunkSpan(start, start + len(part) + num_wrong))
+            chunk.draft_slots = self.cache.draft_slots.take(len(part) - 1 + num_wrong)
+            written = enumerate((*chunk.draft_slots, self.sequence.held.slot), start + 1)
+            self.tokens_of.update((slot, num_tokens) for num_tokens, slot in written)
             self.sequence.extend(part)
             keep_accepted(chunk, len(part), self.cache, self.publisher)
             self.cache.draft_slots.give_back(chunk.draft_slots)
             self.cache.check()
+            assert self.tokens_of[self.sequence.state_slot] == self.sequence.num_computed == start + len(part)
 
     @property
     def found(self) -> tuple[object, ...]:
@@ -55,10 +59,13 @@ class Decoding:
 
 @pytest.mark.parametrize("length", [3, 4, 5, 6, 7, 8])
 @pytest.mark.parametrize("num_tokens", [1, 2, 4, 5, 9])
-def test_tokens_accepted_at_once_leave_what_single_steps_leave(length: int, num_tokens: int) -> None:
+@pytest.mark.parametrize("num_wrong", [0, 1, 3])
+def test_tokens_accepted_at_once_leave_what_single_steps_leave(length: int, num_tokens: int, num_wrong: int) -> None:
     at_once, one_by_one = Decoding(length), Decoding(length)
     tokens = list(range(20, 20 + num_tokens))
-    at_once.step(tokens, at_once=True)
+    at_once.step(tokens, at_once=True, num_wrong=num_wrong)
     one_by_one.step(tokens, at_once=False)
     assert at_once.found == one_by_one.found
-    assert at_once.found[0] or length + num_tokens < BLOCK
+    kept = {checkpoint.num_tokens: checkpoint.slot for checkpoint in at_once.sequence.decoded}
+    assert list(kept) == list(range(BLOCK, length + num_tokens + 1, BLOCK))
+    assert all(at_once.tokens_of[slot] == position for position, slot in kept.items())
