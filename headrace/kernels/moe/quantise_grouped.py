@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.dense.fp8 import FP8, LARGEST_NUMBER, TINIEST_SCALE
+from headrace.kernels.dense.fp8 import FP8, store_fp8
 from headrace.kernels.lib.pdl import OVERLAPPED, let_next_start, wait_for_previous
 from headrace.kernels.lib.sizes import next_power_of_2
 from headrace.kernels.moe.grouping import UNIT, Groups
@@ -36,9 +36,7 @@ def _quantise_grouped_kernel(
     at = row.to(tl.int64)[:, None] * IN + i[None, :]
     is_value = is_row[:, None] & (i < IN)[None, :]
     x = tl.load(x_ptr + at, mask=is_value, other=0.0).to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(x), 1) / LARGEST_NUMBER, TINIEST_SCALE)
-    tl.store(out_ptr + at, (x / scale[:, None]).to(out_ptr.dtype.element_ty), mask=is_value)
-    tl.store(scale_ptr + row, scale, mask=is_row)
+    store_fp8(x, out_ptr + at, scale_ptr + row, is_value, is_row)
 
 
 def quantise_grouped(x: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:

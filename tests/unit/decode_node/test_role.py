@@ -203,7 +203,7 @@ async def test_a_router_lost_while_it_is_fed_leaves_all_tokens_to_the_next_one(t
             async with asyncio.timeout(PATIENCE_S):
                 await anext(batches)
             call.cancel()
-            await asyncio.wait({call})
+            await asyncio.wait({call}, timeout=PATIENCE_S)
             await batches.aclose()
         assert nodes.decode.orphans() == ("r",)
         assert await tokens_of(opened(nodes)) == whole
