@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -79,7 +79,8 @@ class ModelRunner:
         sizes = sizes_up_to(max_sequences, BATCH_SIZES)
         inputs = DecodeInputs(self.memory, self._drawn, sizes[-1], max_tokens)
         drawn = self._drawn.clone()  # capturing runs the work, on padding alone
-        self._graphs.decodes = CapturedPasses(self._decode, inputs, sizes, capture or CudaCapture("decode", len(sizes)))
+        forward = partial(self._decode, out=self._replayed_logits)
+        self._graphs.decodes = CapturedPasses(forward, inputs, sizes, capture or CudaCapture("decode", len(sizes)))
         self._drawn.copy_(drawn)
 
     @torch.inference_mode()
@@ -94,7 +95,7 @@ class ModelRunner:
         rows = PREFILL_ROWS if self.model.config.moe is None else (*PREFILL_ROWS, *WHOLE_STEP_ROWS)
         sizes = sizes_up_to(max_rows, rows)
         inputs = PrefillInputs(self.memory, sizes[-1], max_tokens)
-        forward = partial(self.model.forward, memory=self.memory)
+        forward = partial(self.model.forward, memory=self.memory, out=self._replayed_logits)
         self._graphs.prefills = CapturedPasses(forward, inputs, sizes, capture or CudaCapture("prefill", len(sizes)))
 
     @torch.inference_mode()
@@ -111,10 +112,11 @@ class ModelRunner:
         rows = [size for size in prefills.sizes if size <= MOST_MIXED_ROWS]
         capture = capture or CudaCapture("mixed", len(counts) * len(rows))
         drawn = self._drawn.clone()
+        forward = partial(self._decode, out=self._replayed_logits)
         mixes = []
         for count in reversed(counts):  # as in CapturedPasses
             inputs = MixedInputs(decodes.inputs, prefills.inputs, count)
-            mixes.append(CapturedPasses(self._decode, inputs, [count + size for size in rows], capture))
+            mixes.append(CapturedPasses(forward, inputs, [count + size for size in rows], capture))
         self._graphs.mixes = tuple(reversed(mixes))
         self._drawn.copy_(drawn)
 
@@ -129,10 +131,11 @@ class ModelRunner:
         """
         drawn, sizes_of = self._drawn.clone(), checked_sizes(max_sequences, max_drafts)
         to_check = capture or CudaCapture("draft check", sum(map(len, sizes_of.values())))
+        forward = partial(self._decode, out=self._replayed_logits)
         checks = []
         for rows_each, sizes in reversed(sizes_of.items()):
             inputs = VerifyInputs(self.memory, sizes[-1] // rows_each, rows_each, max_tokens)
-            checks.append(CapturedPasses(self._decode, inputs, sizes, to_check))
+            checks.append(CapturedPasses(forward, inputs, sizes, to_check))
         self._graphs.checks = tuple(reversed(checks))
         self._drawn.copy_(drawn)
         if self.model.mtp is not None:
@@ -146,9 +149,16 @@ class ModelRunner:
             return self._drafts.draft_tokens(starts)
         return draft_tokens(self.model, self.memory, starts)
 
-    def _decode(self, batch: ForwardBatch) -> Tensor:
+    @cached_property
+    def _replayed_logits(self) -> Tensor:
+        """Where captured passes write logits, float32 [most rows, V]: the next replay may overwrite them, so one tensor
+        serves all. One for each of a hundred passes was 6.8 GiB at V = 248,320."""
+        most_rows = max(BATCH_SIZES[-1] + MOST_SEQUENCES, MOST_CHECKED_ROWS)
+        return torch.empty(most_rows, self.model.config.vocab_size, device=self.memory.device)
+
+    def _decode(self, batch: ForwardBatch, out: Tensor) -> Tensor:
         """A forward pass with greedy draws: the best token of row i is draw i."""
-        logits = self.model.forward(batch, self.memory)
+        logits = self.model.forward(batch, self.memory, out)
         argmax(logits, self._drawn[: len(logits)])
         return logits
 

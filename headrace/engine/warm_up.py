@@ -59,8 +59,6 @@ def warm_up(
         if runner.memory.num_packed_slots:
             runner.memory.pack(0, runner.memory.num_slots)
             runner.memory.unpack(runner.memory.num_slots, 0)
-        _score_longest(runner, steps[0][0])
-        runner.keep_rows(())
         if graphs:
             free_bytes = _free_bytes(on_gpu)
             runner.capture_decodes(max_running, max_tokens, capture)
@@ -69,6 +67,8 @@ def warm_up(
             if max_drafts:
                 runner.capture_checks(max_running, max_drafts, max_tokens, capture)
             log.info("warm-up: the captured passes take %d MiB", (free_bytes - _free_bytes(on_gpu)) >> 20)
+        _score_longest(runner, steps[0][0])  # behind all else that stays in memory
+        runner.keep_rows(())
 
     if on_gpu:
         log.info("warm-up: a rehearsal, to know the kernels")

@@ -74,9 +74,13 @@ class HybridModel:
             state_groups=(*layout.state_groups, last_vector),
         )
 
-    def forward(self, batch: ForwardBatch, memory: CacheMemory) -> Tensor:
-        """Runs one forward pass: caches in `memory` advance; returns float32 logits of the batch's logit rows."""
-        return self.logits(self.hidden(batch, memory))
+    def forward(self, batch: ForwardBatch, memory: CacheMemory, out: Tensor | None = None) -> Tensor:
+        """Runs one forward pass: caches in `memory` advance; returns float32 logits of the batch's logit rows.
+
+        out   float32 [as many rows or more, V]: they are its first rows; None: a tensor of their own
+        """
+        hidden = self.hidden(batch, memory)
+        return self.logits(hidden, None if out is None else out[: len(hidden)])
 
     def hidden(self, batch: ForwardBatch, memory: CacheMemory) -> Tensor:
         """`forward` up to the head: [logit rows, hidden], for `logits` of a few rows at a time."""
@@ -106,9 +110,9 @@ class HybridModel:
             raise ValueError(f"{self.config.architecture} was loaded without its MTP layer: load it with_mtp")
         return self.mtp(self._embedded(batch), previous, self._context(batch, memory))
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Float32 logits [N, V] of rows of `hidden`."""
-        return self.head.logits(hidden, self.config.logits_divisor)
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """Float32 logits [N, V] of rows of `hidden`, written to `out` if given."""
+        return self.head.logits(hidden, self.config.logits_divisor, out)
 
     def _embedded(self, batch: ForwardBatch) -> Tensor:
         return embed(batch.tokens_T, self.embedding, self.config.embedding_multiplier)

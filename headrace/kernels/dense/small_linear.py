@@ -169,7 +169,12 @@ def _small_linear_kernel(
 
 
 def small_linear_triton(
-    x: Rows, weight: Matrix, form: str = "plain", divisor: float = 1.0, tile: Tile | None = None
+    x: Rows,
+    weight: Matrix,
+    form: str = "plain",
+    divisor: float = 1.0,
+    tile: Tile | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     M, (num_out, num_in) = len(x), weight.shape
     rows, x_scales, values, scales = operands(x, weight)
@@ -182,7 +187,8 @@ def small_linear_triton(
     tile = tile or tile_for(M, num_out, num_in, form == "parts", weight.has_blocks if is_fp8 else None)
     width = num_out // 2 if form == "gated" else num_out
     shape = (tile.parts, M, num_out) if form == "parts" else (M, width)
-    out = torch.empty(shape, dtype=torch.float32 if form in ("logits", "parts") else dtype, device=device)
+    out_dtype = torch.float32 if form in ("logits", "parts") else dtype
+    out = torch.empty(shape, dtype=out_dtype, device=device) if out is None else checked_out(out, shape, out_dtype)
     if M:
         columns_out = tile.columns // 2 if form == "gated" else tile.columns
         _small_linear_kernel[(cdiv(width, columns_out) * tile.parts,)](
@@ -191,6 +197,13 @@ def small_linear_triton(
             **scale_groups(weight), DTYPE=DTYPES[dtype], num_warps=tile.num_warps, num_stages=tile.num_stages,
             **OVERLAPPED,
         )  # fmt: skip
+    return out
+
+
+def checked_out(out: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """`out`, where a kernel may write a result of that shape. Raises ValueError otherwise."""
+    if out.shape != shape or out.dtype != dtype or not out.is_contiguous():
+        raise ValueError(f"out {tuple(out.shape)} {out.dtype} of strides {out.stride()}: {shape} {dtype}, no gaps")
     return out
 
 

@@ -74,6 +74,25 @@ def test_many_rows_of_logits_are_widened_and_divided(shape: tuple[int, int]):
     torch.testing.assert_close(widened_triton(y, 6.0), y.float() / 6.0, rtol=1e-6, atol=0.0)
 
 
+@pytest.mark.parametrize("rows", [5, 65])
+def test_logits_are_written_where_they_are_wanted(rows: int):
+    x, weight = operands(rows, 70, 64)
+    room = torch.full((rows + 1, 70), 7.0, device=DEVICE)
+    logits = LinearWeight(weight).logits(x, 8.0, room[:rows])
+    assert logits.data_ptr() == room.data_ptr()
+    assert torch.equal(logits, LinearWeight(weight).logits(x, 8.0))
+    assert torch.all(room[rows] == 7.0)
+
+
+@pytest.mark.parametrize("out", [torch.empty(5, 69), torch.empty(5, 70).bfloat16(), torch.empty(70, 5).t()])
+def test_logits_do_not_go_where_they_do_not_fit(out: Tensor):
+    x, weight = operands(5, 70, 64)
+    with pytest.raises(ValueError, match=r"out \(5, "):
+        small_linear_triton(x, weight, "logits", out=out.to(DEVICE))
+    with pytest.raises(ValueError, match=r"out \(5, "):
+        widened_triton(torch.zeros(5, 70, device=DEVICE).bfloat16(), 6.0, out.to(DEVICE))
+
+
 def test_float16():
     check(*operands(2, 64, 64, torch.float16), "plain", SMALL)
 

@@ -21,6 +21,7 @@ from headrace.forward.forward_batch import ForwardBatch
 from headrace.forward.memory import CacheMemory
 from headrace.forward.sequence_input import SequenceInput
 from headrace.kernels.lib.dot import dot_block
+from headrace.models.model import HybridModel
 from headrace.request import Sampling
 from tests.support.engine.oracle import random_prompt
 
@@ -298,6 +299,28 @@ def test_replayed_decodes_give_the_tokens_of_plain_ones(draw: Draw, load_family)
             taken.append(runner.launch(steps, [(0, draw), (1, draw)]).drawn.tokens())
         answers.append(taken)
     assert answers[0] == answers[1]
+
+
+def test_all_captured_passes_write_their_logits_to_one_place(load_family, monkeypatch) -> None:
+    """A hundred passes with rows of their own would take as much memory as the model."""
+    runner, captured = load_family("granite").runner(), []
+    monkeypatch.setattr(HybridModel, "hidden", hidden_without_layers)
+
+    def capture(work: Callable[[], Tensor]) -> Captured:
+        captured.append(Captured(lambda: None, work()))
+        return captured[-1]
+
+    runner.capture_decodes(24, 128, capture)
+    runner.capture_prefills(64, 128, capture)
+    runner.capture_mixes(capture)
+    runner.capture_checks(24, 3, 128, capture)
+    assert len({pass_.logits.data_ptr() for pass_ in captured}) == 1
+    assert max(len(pass_.logits) for pass_ in captured) == 24 * 4
+
+
+def hidden_without_layers(model: HybridModel, batch: ForwardBatch, memory: CacheMemory) -> Tensor:
+    num_rows = len(batch.tokens_T) if batch.logit_rows is None else len(batch.logit_rows)
+    return torch.zeros(num_rows, model.config.hidden_size)
 
 
 def rerun_loaded(runner: ModelRunner, work: Callable[[], Tensor]) -> Captured:
