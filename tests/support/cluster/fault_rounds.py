@@ -126,8 +126,12 @@ async def damaged(cluster: FaultCluster, dice: random.Random, row: Row) -> None:
 
 
 async def late(cluster: FaultCluster, dice: random.Random, row: Row) -> None:
-    """A round is a message that arrives when its session has failed and another has the blocks and the slot."""
-    row.rounds = len(cluster.journal("fault"))
+    """A round is a message that arrives when its session has failed and another has the blocks and the slot.
+
+    One whose session began to wait late enough arrives in time.
+    """
+    failed_s = {entry["nonce"]: entry["at"] for entry in cluster.journal("failed")}
+    row.rounds = sum(failed_s.get(sent["nonce"], sent["at"]) < sent["at"] for sent in cluster.journal("fault"))
     await asyncio.sleep(0.2)
 
 
