@@ -44,6 +44,7 @@ class HttpServer(uvicorn.Server):
                 app,
                 http=protocol,
                 ws="none",
+                log_config=None,  # its own would write lines without the time, past the process's log
                 log_level="error",  # its warnings are about what clients send: as many as they like
                 access_log=False,
                 lifespan="off",
