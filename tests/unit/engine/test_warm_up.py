@@ -7,7 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from headrace.engine.warm_up import warm_up
+from tests.support.engine.driving import fail_launches, small_engine
 from tests.support.kernels.compiled import lost_addresses
 
 ROOT = Path(__file__).parents[3]
@@ -26,3 +29,10 @@ def test_no_step_compiles_a_kernel_and_none_is_miscompiled(family: str, tiny_che
     with_matrix_units = [ptx.with_suffix(".cubin") for ptx in tmp_path.rglob("*.ptx") if "wgmma" in ptx.read_text()]
     assert with_matrix_units
     assert {cubin.stem: wrong for cubin in with_matrix_units if (wrong := lost_addresses(cubin.read_bytes()))} == {}
+
+
+def test_a_device_without_memory_for_the_longest_scored_prompt_fails_at_the_start(tiny_checkpoint) -> None:
+    built = small_engine(tiny_checkpoint("qwen35"), max_step_tokens=64)
+    fail_launches(built, lambda inputs: max(each.num_logits for each in inputs) >= 60)
+    with pytest.raises(torch.OutOfMemoryError):
+        warm_up(built.engine._runner, max_step_tokens=64, max_running=4, max_tokens=200, graphs=False)
