@@ -119,3 +119,16 @@ async def test_the_time_of_a_request_covers_the_reading_of_its_answer(start_rout
     async with unread(running, max_tokens=LONG, stream=True), asyncio.timeout(PATIENCE_S):
         while "headrace_requests_total{outcome=" not in (await running.http.get("/metrics")).text:
             await asyncio.sleep(0.05)
+
+
+async def test_an_answer_that_is_not_taken_in_time_gives_its_place_back(start_router: StartRouter, answer: list[int]):
+    """Though its nodes are done with it, and its client stays."""
+    cluster = fake_cluster(answer, eos_id=0)
+    running = await start(start_router, cluster, max_concurrent=1, request_timeout_s=5.0, unread_timeout_s=1e6)
+    async with unread(running, max_tokens=4_500):
+        await stands_still(lambda: generated(running))
+        assert (await running.http.get("/cluster")).json()["phases"]["done"] == 1
+        other = {"prompt": "hi", "max_tokens": 3}
+        async with asyncio.timeout(PATIENCE_S):
+            while (await running.http.post("/v1/completions", json=other)).status_code != 200:
+                await asyncio.sleep(0.05)
