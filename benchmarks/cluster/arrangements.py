@@ -37,6 +37,7 @@ from benchmarks.shapes import SHAPES, write_shape
 from benchmarks.timing import table_header, table_row
 from headrace.cache.checkpoints import checkpoint_policy
 from headrace.cache.eviction import Lru
+from headrace.engine.graphs import PREFILL_ROWS
 from headrace.step_costs import StepCosts
 from headrace.wire.node_messages import Role
 from router.routing.candidates import LinkCosts
@@ -155,6 +156,7 @@ def simulated(kind: Kind, shape: ChatShape, measured: Measured, chunks: Chunks, 
         checkpoints=checkpoint_policy("branch"),
         eviction=Lru.name,
         max_step_tokens=chunks.others,
+        pass_rows=PREFILL_ROWS,
     )
     prefill = replace(node, costs=measured.prefill_costs or node.costs, max_step_tokens=chunks.prefill)
     arrangement = Arrangement(

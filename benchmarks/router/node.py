@@ -255,7 +255,9 @@ class SimulatedNode:
             work.num_computed = work.prompt_length + work.source.answer_tokens - 1 - (end_step - self._num_steps)
             work.token_gap_s = self._token_gap_s
         places = len(decodes) + len(self._prefilling)
-        scheduler = Scheduler(shape.max_step_tokens, places, ENGINE_BLOCK_TOKENS, self._token_cost)
+        scheduler = Scheduler(
+            shape.max_step_tokens, places, ENGINE_BLOCK_TOKENS, self._token_cost, pass_rows=shape.pass_rows
+        )
         chunks = scheduler.schedule([*decodes, *self._prefilling], self._costs)  # type: ignore[list-item]
         return chunks[num_decoding:]  # type: ignore[return-value]
 

@@ -39,6 +39,7 @@ class NodeShape:
 
     is_hybrid   False: a model without states; every block can be resumed from
     is_fair     False: prompts in order of arrival, instead of the real scheduler
+    pass_rows   as the scheduler's
     """
 
     num_blocks: int
@@ -52,6 +53,7 @@ class NodeShape:
     state_bytes: int = 0
     is_hybrid: bool = True
     is_fair: bool = True
+    pass_rows: tuple[int, ...] = ()
 
 
 class Work:

@@ -137,6 +137,7 @@ def engine_around(
             config.block_size,
             TokenCost.in_tokens(parity_depth),
             CPU_ROW if config.is_on_cpu else 0.0,
+            runner.prefill_rows,
         ),
         LatestArrival(),
         eos_token_ids=model.config.eos_token_ids,

@@ -143,6 +143,12 @@ class ModelRunner:
             to_draft = capture or CudaCapture("draft", len(sizes))
             self._drafts = CapturedDrafts(self.model, self.memory, sizes, max_tokens, to_draft)
 
+    @property
+    def prefill_rows(self) -> tuple[int, ...]:
+        """Rows of the captured passes to which chunks of any number of rows are padded, ascending."""
+        prefills = self._graphs.prefills
+        return () if prefills is None else tuple(size for size in prefills.sizes if size <= PREFILL_ROWS[-1])
+
     def draft_tokens(self, starts: Sequence[DraftStart]) -> list[list[int]]:
         """The MTP layer's best tokens after each start. Waits for them."""
         if self._drafts is not None and self._drafts.fits(starts):

@@ -23,7 +23,8 @@ can be, but a short one does not wait for deep tokens of another.
 Where a decoding sequence's request names a gap between its tokens (`token_gap_s`), the step's predicted seconds stay
 within the smallest of these gaps, by the node's measured costs and by how late its steps come
 (`StepCosts.longest_s`); that takes the place of B's cost. If the decodes leave less than a block of the first prompt,
-the step computes so much more, and no more than that.
+the step computes so much more, and no more than that. Passes of prompts are padded to a few numbers of rows
+(`pass_rows`), and padding takes the device as long as tokens do: under a gap the step takes what its pass has rows for.
 
 None starves. The prompt that arrived first computes at least a block in each step in which it has its turn, and
 decodes, however deep, leave prompts LEAST_SHARE of B. Whatever comes later, without decodes a prompt is done within
@@ -63,6 +64,7 @@ class Scheduler:
     token_cost        of this node's model
     least_row         what an answer adds to a step at the least, as a share of the step's own time: steps of one size
                       do not tell
+    pass_rows         numbers of rows to which passes of prompts are padded, ascending; larger ones are not padded
     """
 
     max_step_tokens: int
@@ -70,6 +72,7 @@ class Scheduler:
     block_size: int
     token_cost: TokenCost
     least_row: float = 0.0
+    pass_rows: tuple[int, ...] = ()
 
     def schedule(self, running: Iterable[Sequence], costs: StepCosts | None = None) -> list[ScheduledChunk[Sequence]]:
         """The next step's chunks. `running`: longest wait for a step first. Never empty unless `running` is.
@@ -103,7 +106,8 @@ class Scheduler:
         ordinary = [s for s in prefilling if not s.exceeds]
         gap_s = smallest_gap_s(chunk.sequence for chunk in decodes)
         if gap_s is not None and costs is not None:
-            budget, least = self.within(gap_s, shape_of(decodes), first.num_computed, costs), 1
+            budget = self.within(gap_s, shape_of(decodes), first.num_computed, costs)
+            budget, least = self._filled(budget, first.num_computed), 1
         else:
             start = first.num_computed if ordinary and not decodes and not preferred else 0
             full = ChunkSpan(start, start + math.ceil(self.max_step_tokens * (1.0 if ordinary else 1 - LIGHT_SHARE)))
@@ -153,6 +157,20 @@ class Scheduler:
         block_s = token_cost.of(ChunkSpan(depth, depth + self.block_size))
         num_rows = beside.num_decoding + beside.prefill_tokens
         return StepBudget(token_cost, self.max_step_tokens - num_rows, max(left_s, block_s))
+
+    def _filled(self, budget: StepBudget, depth: int) -> StepBudget:
+        """The budget of a whole pass: that to which the tokens from `depth` on that fit in this budget are padded.
+
+        On an H100 (granite-h-micro, beside 35 decodes) 100 tokens more within a pass's rows took less than 0.2 ms, 1 by
+        the fit to passes of all sizes. It follows what full passes take.
+        """
+        fitting = budget.fitting(depth)
+        rows = next((rows for rows in self.pass_rows if rows >= fitting), None)
+        if rows is None:
+            return budget
+        num_tokens = min(rows, budget.num_tokens)
+        cost = budget.token_cost.of(ChunkSpan(depth, depth + num_tokens))
+        return StepBudget(budget.token_cost, num_tokens, max(budget.cost, cost))
 
     def _chunks(self, prefilling: list[Sequence], budget: StepBudget) -> list[ScheduledChunk[Sequence]]:
         """Chunks in this order, as long as the budget lasts."""

@@ -1,4 +1,5 @@
 import math
+from bisect import bisect_left
 from dataclasses import replace
 
 from hypothesis import given, settings
@@ -7,11 +8,12 @@ from hypothesis import strategies as st
 from headrace.cache.checkpoints import ChunkSpan
 from headrace.cache.hashing import PrefixHasher
 from headrace.cache.publishing import ScheduledChunk
+from headrace.engine.cost_fit import CostFit
 from headrace.engine.load import shape_of
 from headrace.engine.scheduler import LatestArrival, Scheduler, after_turn
 from headrace.engine.sequence import Job, Sequence
 from headrace.engine.step_budget import TokenCost
-from headrace.step_costs import KEPT_SHARE, MOST_LATE_SHARE, StepCosts
+from headrace.step_costs import KEPT_SHARE, MOST_LATE_SHARE, StepCosts, StepShape
 from tests.support.engine.driving import request, resume_locally
 
 FLAT = TokenCost.in_tokens(math.inf)
@@ -351,3 +353,46 @@ def test_a_preempted_sequence_prefills_its_answer_too() -> None:
 def test_the_latest_arrival_is_preempted() -> None:
     running = [sequence(1, arrival=arrival) for arrival in (3, 9, 1)]
     assert LatestArrival().victim(running) is running[1]
+
+
+def test_a_step_under_a_gap_takes_the_rows_to_which_its_pass_is_padded() -> None:
+    decode, loose = (with_gap(sequence(4, num_computed=4), gap) for gap in (5e-3, None))
+    long, ending, other = sequence(20_000, arrival=0), sequence(100, arrival=0), sequence(20_000, arrival=1)
+    plain = replace(DEEP, max_step_tokens=1024)
+    padded = replace(plain, pass_rows=(64, 256))
+
+    def ends(scheduler: Scheduler, *running: Sequence) -> list[int]:
+        return [chunk.span.end for chunk in scheduler.schedule(running, COSTS)]
+
+    assert ends(plain, decode, long, other) == [5, 160, 10]
+    assert ends(padded, decode, long, other) == [5, 256]
+    assert ends(padded, decode, ending, other) == [5, 100, 144]
+    assert ends(replace(padded, max_step_tokens=200), decode, long) == [5, 192], "memory still bounds it"
+    assert ends(replace(padded, pass_rows=(64,)), decode, long) == ends(plain, decode, long)
+    assert ends(padded, loose, long) == ends(plain, loose, long)
+
+
+def test_full_passes_keep_the_gap_that_their_costs_are_fitted_to() -> None:
+    """A device that computes padding as it does tokens, as an H100 beside 35 decodes does."""
+    pass_s = {64: 8.7e-3, 128: 9.1e-3, 192: 9.25e-3, 256: 9.85e-3, 320: 10.4e-3, 384: 11e-3}
+    sizes = tuple(pass_s)
+
+    def computed_a_second(pass_rows: tuple[int, ...]) -> float:
+        fit = CostFit(StepCosts())
+        scheduler = replace(DEEP, max_step_tokens=512, pass_rows=pass_rows)
+        took_s, num_tokens = [], 0
+        for step in range(2000):
+            decodes = [with_gap(sequence(4, num_computed=20_000), 10e-3) for _ in range(35)]
+            if step % 10 == 0:
+                fit.observe(StepShape(35, 700_000), 6.3e-3)
+            chunks = scheduler.schedule([*decodes, sequence(20_000, num_computed=step % 20 * 512)], fit.costs)
+            tokens = sum(chunk.span.end - chunk.span.start for chunk in chunks[35:])
+            seconds = pass_s[sizes[bisect_left(sizes, tokens)]]
+            fit.observe(shape_of(chunks), seconds)
+            if step >= 500:
+                took_s.append(seconds)
+                num_tokens += tokens
+        assert sorted(took_s)[int(0.99 * len(took_s))] <= 10e-3
+        return num_tokens / sum(took_s)
+
+    assert computed_a_second(sizes) > 1.1 * computed_a_second(())
