@@ -10,7 +10,7 @@ the same block size and the same salt (tenant). Keys are equal across nodes and 
 """
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from blake3 import blake3
 
@@ -50,7 +50,8 @@ class PrefixHasher:
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Append tokens. Raises BadTokenIds, and appends none, if one is not an unsigned 32-bit integer."""
-        data = self._pending + (tokens.packed if isinstance(tokens, TokenArray) else pack_ids(tokens))
+        # isinstance with an abstract class takes 0.45 us, all else here 1.4 for one token, the most frequent number.
+        data = self._pending + (tokens.packed if type(tokens) is TokenArray else pack_ids(tokens))
         block_bytes, parent, keys = self._block_bytes, self._parent, self.keys
         num_full_bytes = len(data) - len(data) % block_bytes
         for start in range(0, num_full_bytes, block_bytes):
@@ -58,6 +59,12 @@ class PrefixHasher:
             keys.append(PrefixKey(parent))
         self._parent = parent
         self._pending = data[num_full_bytes:]
+
+    def begin_with(self, keys: Sequence[PrefixKey]) -> None:
+        """Takes the keys of the first blocks as known; before any token."""
+        self.keys.extend(keys)
+        if keys:
+            self._parent = keys[-1]
 
     def extend_in_parts(self, tokens: TokenArray) -> Iterator[None]:
         """Appends tokens, and yields after each `HASHED_AT_ONCE` but the last: all are in when it ends."""

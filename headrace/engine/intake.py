@@ -1,10 +1,11 @@
-"""New requests of an engine: checked, hashed, and their grammars compiled, by any thread. No tensors."""
+"""New requests of an engine: checked, hashed, and their grammars compiled, outside its thread. No tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from headrace.cache.hashing import PrefixHasher
+from headrace.cache.known_prompts import KnownPrompts
 from headrace.engine.sequence import Job, Sequence
 from headrace.engine.stopping import StopRules
 from headrace.grammar import GrammarError, Grammars
@@ -33,6 +34,7 @@ class Intake:
         self._block_size = block_size
         self._num_blocks = num_blocks
         self._vocab_size = vocab_size
+        self._known_prompts = KnownPrompts()
 
     def sequence(self, job: Job) -> Sequence:
         """The job's sequence, known to fit. Before `submit`: `hash_prompt`, and `compile_grammar` if it has one.
@@ -55,8 +57,12 @@ class Intake:
         return sequence
 
     def hash_prompt(self, sequence: Sequence) -> Iterator[None]:
-        """Hashes the blocks of a fresh sequence, some before each time it yields; to be exhausted before `submit`."""
-        return sequence.hasher.extend_in_parts(sequence.request.tokens)
+        """Hashes the blocks of a fresh sequence, some before each time it yields; to be exhausted before `submit`.
+
+        From one thread only: it knows the prompts that came before.
+        """
+        request = sequence.request
+        return self._known_prompts.hash(sequence.hasher, request.tokens, request.salt)
 
     def _require_known_tokens(self, request: Request) -> None:
         """An id outside the embedding table would crash the step, and with it the node."""
