@@ -15,7 +15,7 @@ from headrace.cache.types import PrefixKey
 from headrace.token_array import TOKEN_BYTES, TokenArray
 
 KEPT_BYTES = 32 << 20
-"""Of packed tokens: 400 prompts of 20,000."""
+"""Packed tokens to keep: 400 prompts of 20,000."""
 
 LEAST_TOKENS = HASHED_AT_ONCE
 """Shorter prompts are hashed as they are, and forgotten: that takes no longer than to look through the known ones."""

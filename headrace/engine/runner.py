@@ -157,8 +157,8 @@ class ModelRunner:
 
     @cached_property
     def _replayed_logits(self) -> Tensor:
-        """Where captured passes write logits, float32 [most rows, V]: the next replay may overwrite them, so one tensor
-        serves all. One for each of a hundred passes was 6.8 GiB at V = 248,320."""
+        """Logits of captured passes, float32 [most rows, V]: the next replay may overwrite them, so one tensor serves
+        all. One for each of a hundred passes was 6.8 GiB at V = 248,320."""
         most_rows = max(BATCH_SIZES[-1] + MOST_SEQUENCES, MOST_CHECKED_ROWS)
         return torch.empty(most_rows, self.model.config.vocab_size, device=self.memory.device)
 
