@@ -204,16 +204,18 @@ def received_s(node: Candidate, num_tokens: int) -> float:
     return weight * node.costs.token_s * num_tokens
 
 
-def gap_relief_s(request: RoutedRequest, node: Candidate, step_s: float) -> float:
+def gap_relief_s(request: RoutedRequest, node: Candidate, step_s: float, answers: tuple[float, float]) -> float:
     """Seconds until so many answers of a node have ended that a step of `step_s` is within the token gap; infinite if
-    not even an idle node keeps it."""
-    gap_s, batch = request.objectives.token_gap_s, node.load.num_decoding + node.load.num_coming
+    not even an idle node keeps it.
+
+    answers   those that the step was predicted for beside this one's, and the tokens of their contexts
+    """
+    gap_s, (number, num_tokens) = request.objectives.token_gap_s, answers
     if gap_s is None or step_s <= gap_s:
         return 0.0
-    mean_tokens = (node.load.context_tokens + node.load.coming_tokens) / max(batch, 1)
-    of_each_s = node.costs.decode_s + node.costs.context_s * mean_tokens
+    of_each_s = node.costs.decode_s + node.costs.context_s * num_tokens / max(number, 1)
     ended = (step_s - gap_s) / of_each_s if of_each_s else math.inf
-    return math.inf if ended > batch else ended / batch * max(request.answer_tokens, 1) * step_s
+    return math.inf if ended > number else ended / number * max(request.answer_tokens, 1) * step_s
 
 
 def hand_over_s(request: RoutedRequest, sender: Candidate, receiver: Candidate) -> float | None:

@@ -19,7 +19,7 @@ from router.routing.policies.cost import (
     meeting,
     prompt_part,
 )
-from router.routing.policies.times import least_step_s
+from router.routing.policies.times import answers_at_once, least_step_s
 
 FEW = 24
 """So many candidates are all priced; of more, only those that stand out by their hits or by their load."""
@@ -81,9 +81,12 @@ class _Priced(NamedTuple):
         first_s, relief_s = request.waited_s + prompt.first_token_s, 0.0
         if answer is not None:
             first_s += answer.wait_s
-            relief_s = gap_relief_s(request, answer.node, answer.token_gap_s)
+            at_once = answers_at_once(answer.node.load, answer.node.costs, max(request.answer_tokens, 1))
+            relief_s = gap_relief_s(request, answer.node, answer.token_gap_s, at_once)
         if not prompt.keeps_gap:
-            relief_s = max(relief_s, gap_relief_s(request, prompt.node, least_step_s(prompt.node)))
+            node, load = prompt.node, prompt.node.load
+            decoding = load.num_decoding, load.context_tokens
+            relief_s = max(relief_s, gap_relief_s(request, node, least_step_s(node), decoding))
         return max(relief_s, first_s - (objectives.first_token_s or first_s))
 
     def _reason(self, request: RoutedRequest) -> str:

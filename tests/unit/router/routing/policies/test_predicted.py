@@ -248,6 +248,22 @@ def test_a_missed_objective_says_when_there_would_be_room() -> None:
     assert choose(node("a", **busy(10)), request=never).relief_s == math.inf
 
 
+def test_answers_that_come_one_after_the_other_end_as_late_as_those_that_run_at_once() -> None:
+    full = replace(REQUEST, num_tokens=64, objectives=Objectives(token_gap_s=0.006))
+    costs = node("a").costs
+    answer_s = full.answer_tokens * (costs.step_s + costs.decode_s * 60 + costs.context_s * busy(60)["context_tokens"])
+
+    def coming(number: int) -> dict[str, object]:
+        return busy(60) | {"num_coming": number, "coming_tokens": busy(number)["context_tokens"]}
+
+    one_by_one, at_once, together = (
+        choose(node("a", **load), request=full).relief_s
+        for load in (coming(120) | {"coming_s": 120 * 2 * answer_s}, coming(30), coming(120))
+    )
+    assert one_by_one == pytest.approx(at_once)
+    assert one_by_one < together
+
+
 def test_a_request_counts_the_time_that_it_has_waited() -> None:
     request = replace(REQUEST, num_tokens=512, objectives=Objectives(first_token_s=1.0))
     assert choose(node("a"), request=request).relief_s == 0
