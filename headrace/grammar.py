@@ -13,8 +13,9 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +23,22 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
-from headrace.mask_threads import MaskThreads
+from headrace.grammar_threads import GrammarThreads
 
 MAX_LEXER_STATES = 25_000
 """States of one grammar's lexer, of 1 to 2 KiB each: an answer that leads to more of them fails."""
 KEPT_GRAMMARS, KEPT_TEXT_BYTES = 64, 2 << 20
 """Compiled grammars that a node keeps, and the most that their texts may have together."""
-MASK_THREADS = 8
-MASK_LIMIT_S, ANSWER_ALLOWANCE_S, TOKEN_LIMIT_S = 0.5, 0.5, 0.005
-"""Processor time: of one mask, and of all masks of an answer, which may take the allowance and so much for each token.
-Of a vocabulary of 151,936 the dearest mask of benchmarks/engine/structured_output.py takes 1.5 ms. What allows a token
-is looked at again when it is taken, so that this bounds that as well."""
+NOT_DRAFTED = "// of a client: not drafted"
+"""In a grammar: nothing is looked up ahead of its masks. llguidance computes masks without the GIL, but keeps it while
+it follows tokens or finds what is forced: a grammar of 800 rules took it 55 s for that, in one call."""
+GRAMMAR_THREADS = 8
+WORK_LIMIT_S, ANSWER_ALLOWANCE_S, TOKEN_LIMIT_S = 0.5, 0.5, 0.005
+"""Processor time: of one mask or one look at drafts, and of all of an answer, which may take the allowance and so much
+for each mask. Of a vocabulary of 151,936 the dearest mask of benchmarks/engine/structured_output.py takes 1.5 ms. What
+allows a token is looked at again when it is taken, so that this bounds that as well."""
 MOST_LEFT_BEHIND = 4
-"""Threads with a mask that nobody awaits, beyond which a node takes no new grammar."""
+"""Threads with work that nobody awaits, beyond which a node takes no new grammar."""
 PROBED_BYTES, PROBE_LIMIT_S = 64, 0.25
 """Bytes of a random text that the router follows, and the processor time that they may take."""
 WHITESPACE = r" {1,2}|\r?\n[ \t]{0,40}"
@@ -47,17 +51,17 @@ class GrammarError(ValueError):
 
 
 @dataclass
-class MaskTime:
-    """Processor time that the masks of one answer have taken. `grammar`: its text."""
+class GrammarTime:
+    """Processor time that one answer's masks and looks at its drafts have taken. `grammar`: its text."""
 
     grammar: str = ""
     num_masks: int = 0
     seconds: float = 0.0
     is_spent: bool = False
 
-    def add(self, seconds: float | None) -> None:
-        """One more mask; None: it was given up."""
-        self.num_masks += 1
+    def add(self, seconds: float | None, num_masks: int = 1) -> None:
+        """More of it, for so many masks; None: it was given up."""
+        self.num_masks += num_masks
         self.seconds += seconds or 0.0
         allowed_s = ANSWER_ALLOWANCE_S + TOKEN_LIMIT_S * self.num_masks
         self.is_spent = self.is_spent or seconds is None or self.seconds > allowed_s
@@ -66,42 +70,47 @@ class MaskTime:
 class AnswerGrammar:
     """How far one answer has come in its grammar. One thread at a time may use it.
 
-    time   of its masks, which copies share; once that is spent, the matcher is not touched again: a thread that was
-           left behind may still be in it
+    time   spent on it; once that is too much, the matcher is not touched again: a thread that was left behind may
+           still be in it
     """
 
-    def __init__(self, matcher: LLMatcher, time: MaskTime | None = None) -> None:
+    def __init__(self, matcher: LLMatcher, time: GrammarTime) -> None:
         self.matcher = matcher
-        self.time = time or MaskTime()
+        self.time = time
+
+    @cached_property
+    def takes_drafts(self) -> bool:
+        """False for a client's own grammar: to look ahead in it may take a minute, in which no other thread runs."""
+        return NOT_DRAFTED not in self.time.grammar
 
     def append(self, token_ids: Sequence[int]) -> None:
         """The answer's next tokens; afterwards `error` is set if the grammar does not allow them."""
         if not self.time.is_spent:
             self.matcher.consume_tokens(list(token_ids))
 
-    def after(self, token_ids: Sequence[int]) -> AnswerGrammar:
-        """A copy that has come so much further; this one stays where it is."""
-        if self.time.is_spent:
-            return self
-        further = AnswerGrammar(self.matcher.deep_copy(), self.time)
-        further.append(token_ids)
-        return further
-
     def allowed(self, token_ids: Sequence[int]) -> Sequence[int]:
-        """The leading ones of these tokens after which the grammar allows another one."""
-        if self.time.is_spent:
+        """The leading ones of these tokens after which the grammar allows another one, up to one that takes long."""
+        if self.time.is_spent or not self.takes_drafts:
             return ()
-        allowed = token_ids[: self.matcher.validate_tokens(list(token_ids))]
-        further = AnswerGrammar(self.matcher.deep_copy())
-        for number, token_id in enumerate(allowed):
-            further.append([token_id])  # `validate_tokens` counts no token towards a rule's max_tokens
-            if further.matcher.is_stopped():
-                return allowed[:number]
-        return allowed
+        began_s, looked_s = time.thread_time(), time.perf_counter()
+        further, num_allowed = self.matcher.deep_copy(), 0
+        for token_id in token_ids:
+            is_allowed = further.consume_token(token_id) and not further.is_stopped()
+            before_s, looked_s = looked_s, time.perf_counter()
+            if not is_allowed or looked_s - before_s > TOKEN_LIMIT_S:
+                break
+            num_allowed += 1
+        self.time.add(time.thread_time() - began_s, num_masks=0)
+        return token_ids[:num_allowed]
 
     def forced(self) -> list[int]:
         """Tokens of the only text that the grammar leaves next; none where it leaves a choice."""
-        return [] if self.time.is_spent else self.matcher.compute_ff_tokens()
+        if self.time.is_spent or not self.takes_drafts:
+            return []
+        began_s = time.thread_time()
+        tokens = self.matcher.compute_ff_tokens()
+        self.time.add(time.thread_time() - began_s, num_masks=0)
+        return tokens
 
     @property
     def is_complete(self) -> bool:
@@ -112,7 +121,7 @@ class AnswerGrammar:
     def error(self) -> str | None:
         """Why the grammar can be followed no further; None: it can."""
         if self.time.is_spent:
-            return f"its masks take more than {TOKEN_LIMIT_S * 1e3:g} ms a token: let fewer parts match the same text"
+            return f"it takes more than {TOKEN_LIMIT_S * 1e3:g} ms a token: let fewer parts match the same text"
         return _first_line(self.matcher.get_error()) if self.matcher.is_error() else None
 
 
@@ -136,52 +145,58 @@ class Grammars:
         """The grammar `text` after these tokens of the answer. Raises GrammarError."""
         with self._lock:
             if text in self._given_up:
-                raise GrammarError(
-                    "its masks took too much time in another answer: let fewer parts match the same text"
-                )
+                raise GrammarError("it took too much time in another answer: let fewer parts match the same text")
             compiled = self._compiled.get(text)
             if compiled is not None:
                 self._compiled.move_to_end(text)
                 compiled = compiled.deep_copy()
         if compiled is None:
             compiled = self._compile(text)
-        answer = AnswerGrammar(compiled, MaskTime(text))
+        answer = AnswerGrammar(compiled, GrammarTime(text))
         answer.append(token_ids)
         if answer.error is not None:
             raise GrammarError(f"the answer so far does not follow its grammar: {answer.error}")
         return answer
 
     def fill_masks(
-        self, answers: Sequence[AnswerGrammar], unwanted: Sequence[Iterable[int]], masks: NDArray[np.int32]
+        self,
+        answers: Sequence[AnswerGrammar],
+        drafts: Sequence[Sequence[int]],
+        unwanted: Sequence[Iterable[int]],
+        masks: NDArray[np.int32],
     ) -> None:
-        """Writes the ids that may come next, a bit each, to `masks`. Leaves other threads the GIL, and gives up
-        grammars that take too much time (`MaskTime`).
+        """Writes the ids that may come after each answer and its drafts, a bit each, to `masks`. Leaves other threads
+        the GIL, and gives up grammars that take too much time (`GrammarTime`).
 
         masks [len(answers), ceil(vocab_size / 32)]: rows without gaps, whose former values do not matter.
 
         unwanted[i] are ids that answer i may have only if its grammar leaves no other: end-of-sequence tokens that come
-        too early. After an `error` a mask means nothing.
+        too early. Where a grammar was given up, everything is allowed: something must be drawn. After an `error` a mask
+        means nothing.
         """
+        first, num_bytes = masks.ctypes.data, masks.strides[0]
         rows = [row for row, answer in enumerate(answers) if not answer.time.is_spent]
-        found = masks if len(rows) == len(masks) else masks[rows]
-        found[:] = -1  # of a grammar that is given up: something must be drawn
-        texts = [answers[row].time.grammar for row in rows]
-        times = self._threads.fill([answers[row].matcher for row in rows], found, texts)
-        if found is not masks:
-            masks[:] = -1
-            masks[rows] = found
-        for row, seconds in zip(rows, times, strict=True):
-            answers[row].time.add(seconds)
-            if seconds is None:
-                self._give_up(answers[row].time.grammar)
-        for mask, ids in zip(masks.view(np.uint32), unwanted, strict=True):
-            allowed = [token_id for token_id in ids if int(mask[token_id // 32]) >> token_id % 32 & 1]
-            if allowed:  # seldom: within a document nothing may end
-                kept = mask.copy()
-                for token_id in allowed:
-                    kept[token_id // 32] &= np.uint32(0xFFFFFFFF ^ 1 << token_id % 32)
-                if kept.any():
-                    mask[:] = kept
+        fill = [
+            partial(
+                _fill,
+                answers[row].matcher.deep_copy() if drafts[row] else answers[row].matcher,
+                drafts[row],
+                first + row * num_bytes,
+                num_bytes,
+            )
+            for row in rows
+        ]
+        done = self._threads.run(fill, [answers[row].time.grammar for row in rows], masks)
+        masks[[row for row, answer in enumerate(answers) if answer.time.is_spent]] = -1
+        for row, result in zip(rows, done, strict=True):
+            time = answers[row].time
+            if result is None:
+                time.add(None)
+                self._give_up(time.grammar)
+                masks[row] = -1
+            else:
+                time.add(result[1])
+        _leave_out(unwanted, masks)
 
     def _give_up(self, text: str) -> None:
         """Refuses the grammar from now on: each answer by it would leave one more thread behind."""
@@ -219,8 +234,32 @@ class Grammars:
             return self._loaded
 
     @cached_property
-    def _threads(self) -> MaskThreads:
-        return MaskThreads(max(1, min(MASK_THREADS, (os.cpu_count() or 1) // 2)), MASK_LIMIT_S)
+    def _threads(self) -> GrammarThreads:
+        return GrammarThreads(max(1, min(GRAMMAR_THREADS, (os.cpu_count() or 1) // 2)), WORK_LIMIT_S)
+
+
+def _fill(matcher: LLMatcher, drafts: Sequence[int], address: int, num_bytes: int) -> None:
+    """Writes the mask of what follows the drafts. Only the mask itself leaves other threads the GIL."""
+    if drafts:
+        matcher.consume_tokens(list(drafts))
+    with suppress(ValueError):  # its own error says the same
+        matcher.unsafe_compute_mask_ptr(address, num_bytes)
+
+
+def _leave_out(unwanted: Sequence[Iterable[int]], masks: NDArray[np.int32]) -> None:
+    """Takes the unwanted ids out of each mask that has others."""
+    rows = np.array([row for row, ids in enumerate(unwanted) for _ in ids], np.intp)
+    ids = np.array([token_id for each in unwanted for token_id in each], np.intp)
+    if not len(ids):
+        return
+    words = masks.view(np.uint32)
+    is_allowed = words[rows, ids // 32] >> (ids % 32).astype(np.uint32) & 1 != 0
+    for row in set(rows[is_allowed].tolist()):  # seldom: within a document nothing may end
+        kept = words[row].copy()
+        for token_id in ids[is_allowed & (rows == row)].tolist():
+            kept[token_id // 32] &= np.uint32(0xFFFFFFFF ^ 1 << token_id % 32)
+        if kept.any():
+            words[row] = kept
 
 
 def json_grammar(schema: object) -> str:
@@ -282,6 +321,11 @@ def _plain(schema: Any) -> Any:
 def lark_grammar(lark: str) -> str:
     """A grammar in llguidance's Lark syntax."""
     return json.dumps({"grammars": [{"lark_grammar": lark}]}, ensure_ascii=False)
+
+
+def client_grammar(lark: str) -> str:
+    """A grammar that a client wrote in llguidance's Lark syntax."""
+    return lark_grammar(f"{NOT_DRAFTED}\n{lark}")
 
 
 def regex_grammar(regex: str) -> str:

@@ -158,6 +158,8 @@ class Drafting:
         for sequence in running:
             if sequence.is_paused or sequence.is_prefilling or (is_resting and sequence.grammar is None):
                 continue
+            if sequence.grammar is not None and not sequence.grammar.takes_drafts:
+                continue
             num_pending = int(sequence in pending)
             most = min(self._max_drafts, self._rules.most_new(sequence) - num_pending - 1)
             if most < 1:

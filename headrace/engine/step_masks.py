@@ -62,12 +62,13 @@ class StepMasks:
 
     def _fill(self, wanted: Sequence[WantedMask]) -> Any:
         masks = self._new_masks(len(wanted))
-        answers = [_grammar(*each) for each in wanted]
+        answers = [_grammar(sequence) for sequence, _ in wanted]
+        drafts = [drafts for _, drafts in wanted]
         unwanted = [self._unwanted(sequence, len(drafts)) for sequence, drafts in wanted]
-        self._grammars.fill_masks(answers, unwanted, masks.numpy())
+        self._grammars.fill_masks(answers, drafts, unwanted, masks.numpy())
         return masks
 
 
-def _grammar(sequence: engine_sequence.Sequence, drafts: tuple[int, ...]) -> AnswerGrammar:
+def _grammar(sequence: engine_sequence.Sequence) -> AnswerGrammar:
     assert sequence.grammar is not None, "a sequence without a grammar needs no mask"
-    return sequence.grammar.after(drafts) if drafts else sequence.grammar
+    return sequence.grammar

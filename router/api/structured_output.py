@@ -13,7 +13,7 @@ from llguidance import StructTag
 from llguidance.gbnf_to_lark import any_to_lark
 from pydantic import Field, ValidationError
 
-from headrace.grammar import GrammarError, check_grammar, json_grammar, lark_grammar, regex_grammar
+from headrace.grammar import GrammarError, check_grammar, client_grammar, json_grammar, lark_grammar, regex_grammar
 from router.api.body_schemas import Body, OwnBody
 from router.errors import bad_request
 
@@ -228,7 +228,7 @@ def _parsed(schema: Schema | str) -> object:
 
 def _free_grammar(text: str) -> str:
     try:
-        return lark_grammar(any_to_lark(text))
+        return client_grammar(any_to_lark(text))
     except Exception as error:  # the converter of GBNF raises whatever its parts raise
         raise GrammarError(f"neither Lark nor GBNF: {error}") from error
 

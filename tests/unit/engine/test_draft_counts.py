@@ -6,7 +6,7 @@ import pytest
 
 from headrace.engine.build import BuiltEngine
 from headrace.engine.sequence import Failed, Sampled
-from headrace.grammar import AnswerGrammar, regex_grammar
+from headrace.grammar import AnswerGrammar, client_grammar, lark_grammar, regex_grammar
 from headrace.speculation.config import SpeculationConfig
 from tests.support.engine.drafters import (
     KnownAnswers,
@@ -115,6 +115,19 @@ def test_what_a_grammar_forces_is_drafted_without_any_drafter(tiny_checkpoint) -
         assert [run.tokens for run in together(built, asked)] == [run.tokens for run in expected]
         drafting, length = built.engine.drafting, sum(len(run.tokens) for run in expected)
         assert drafting.drafted_tokens >= drafting.accepted_tokens > length // 2
+
+
+def test_nothing_is_drafted_by_a_grammar_that_a_client_wrote(tiny_checkpoint) -> None:
+    path, lark = tiny_checkpoint("granite"), 'start: "abcdef" /[0-9]/ "abcdef"'
+    speculation = SpeculationConfig("grammar", "fixed", 8)
+    drafted, tokens = [], []
+    for text in (lark_grammar(lark), client_grammar(lark)):
+        built = small_engine(path, speculation=speculation, max_step_tokens=512)
+        (run,) = together(built, [request(random_prompt(20), replace(PENALISED, ignore_eos=False, grammar=text))])
+        drafted.append(built.engine.drafting.drafted_tokens)
+        tokens.append(run.tokens)
+    assert drafted[0] > 0 and drafted[1] == 0
+    assert tokens[0] == tokens[1]
 
 
 def test_nothing_is_drawn_by_a_grammar_that_broke_within_a_step(tiny_checkpoint, monkeypatch) -> None:

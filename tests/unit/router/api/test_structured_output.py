@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from headrace.grammar import GrammarError
+from headrace.grammar import NOT_DRAFTED, GrammarError
 from router.api.body_schemas import parse_body
 from router.api.chat_schemas import ChatBody
 from router.api.completion_schemas import CompletionBody
@@ -80,6 +80,13 @@ def test_a_form_becomes_a_grammar(fields, right: str, wrong: str, builder: Reque
     text = grammar(builder, **fields)
     assert admits(text, right, tokenizer)
     assert not admits(text, wrong, tokenizer)
+
+
+def test_nodes_are_told_which_grammars_clients_wrote(builder: RequestBuilder):
+    lark = 'start: "a" b*\nb: /[0-9]/'
+    clients = [{"structured_outputs": {"grammar": lark}}, {"guided_grammar": 'root ::= "a"'}]
+    own = [{"response_format": TAGS}, {"response_format": schema_format(SCHEMA)}, {"guided_choice": ["a", "b"]}]
+    assert [NOT_DRAFTED in (grammar(builder, **each) or "") for each in clients + own] == [True] * 2 + [False] * 3
 
 
 def test_endless_whitespace_is_no_json_here(builder: RequestBuilder, tokenizer: LLTokenizer):
