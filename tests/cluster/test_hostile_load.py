@@ -1,5 +1,6 @@
 """Ordinary chats beside clients that are slow, rude or greedy: for seconds; `make campaigns` makes it ten minutes."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,8 @@ async def test_hostile_clients_cost_no_ordinary_answer_and_leave_nothing(
 ) -> None:
     seconds = pytestconfig.getoption("--hostile-seconds")
     is_campaign = seconds >= CAMPAIGN_S
-    report = await run(MODEL, tmp_path, HostileLoad(seconds) if is_campaign else HostileLoad(seconds, **SHORT))
+    load = HostileLoad(seconds) if is_campaign else HostileLoad(seconds, **SHORT)
+    report = await run(MODEL, tmp_path, load, say=partial(print, flush=True))
     print("\n" + report.table())
     for phase in report.phases:
         assert phase.wrong == []

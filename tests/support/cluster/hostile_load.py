@@ -9,7 +9,7 @@ import json
 import random
 import shutil
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,7 +25,7 @@ from tests.support.cluster.cluster import Cluster, with_engine
 from tests.support.cluster.hostile_clients import KINDS, TENANT_HEADER, Target, hostile_clients, random_prompt
 from tests.support.cluster.recall_clients import ASK_TIMEOUT_S, Answer, Habits
 from tests.support.cluster.recall_load import RecallLoad, percentile
-from tests.support.cluster.usage import Usage, settled, usages
+from tests.support.cluster.usage import Usage, processor_s, settled, usages
 
 MODEL_TOKENS = 40_960
 """The shipped models know 8,192; beyond, their answers make no sense, but cost what they cost."""
@@ -49,7 +49,8 @@ CROWD = {
 
 @dataclass(frozen=True)
 class HostileLoad:
-    """seconds         beside the hostile clients; half as long before without them
+    """seconds         beside the hostile clients
+    alone_share     of these seconds without them, before; half as long to warm up, and after
     num_chats       ordinary ones, at a time
     think_s         of each between two questions
     max_concurrent  the router's; three times as many clients overload it
@@ -59,6 +60,7 @@ class HostileLoad:
     """
 
     seconds: float = 600.0
+    alone_share: float = 0.5
     num_chats: int = 50
     think_s: float = 10.0
     max_concurrent: int = 64
@@ -68,19 +70,33 @@ class HostileLoad:
     crowd: Mapping[str, int] = field(default_factory=lambda: CROWD)
 
     @property
+    def alone_s(self) -> float:
+        return self.alone_share * self.seconds
+
+    @property
     def full_crowd(self) -> dict[str, int]:
         return {**self.crowd, "overloads": 3 * self.max_concurrent}
 
 
 @dataclass
 class Phase:
-    """The ordinary chats of one part of a run, and what the processes use at its end, when everything has ended."""
+    """The ordinary chats of one part of a run, and what the processes use at its end, when everything has ended.
+
+    cores   processor seconds a second that each process took
+    """
 
     name: str
     seconds: float
     answers: list[Answer]
+    cores: dict[str, float]
     usages: dict[str, Usage] = field(default_factory=dict)
     held: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        times = [self.first_token_s(0.5), self.first_token_s(0.95), self.gap_s(0.5), self.gap_s(0.95)]
+        shown = "".join(f"{time_s * 1e3:>{width}.0f}" for time_s, width in zip(times, (17, 7, 9, 7), strict=True))
+        counts = f"{self.num_right:>7}{len(self.wrong):>7}{self.num_given_up:>9}{self.errors.total():>7}"
+        return f"{self.name:<10}{self.seconds:>5.0f}{counts}{shown}  {self.held or 'nothing'}"
 
     @property
     def num_right(self) -> int:
@@ -131,10 +147,7 @@ class Report:
             f"{'first token p50':>17}{'p95':>7}{'gap p50':>9}{'p95':>7}  still held"
         )
         for phase in self.phases:
-            times = [phase.first_token_s(0.5), phase.first_token_s(0.95), phase.gap_s(0.5), phase.gap_s(0.95)]
-            shown = "".join(f"{time_s * 1e3:>{width}.0f}" for time_s, width in zip(times, (17, 7, 9, 7), strict=True))
-            counts = f"{phase.num_right:>7}{len(phase.wrong):>7}{phase.num_given_up:>9}{phase.errors.total():>7}"
-            yield f"{phase.name:<10}{phase.seconds:>5.0f}{counts}{shown}  {phase.held or 'nothing'}"
+            yield str(phase)
             for error, count in phase.errors.most_common():
                 yield f"    {count} errors: {error}"
         for name, share in (("p50", 0.5), ("p95", 0.95)):
@@ -148,14 +161,22 @@ class Report:
         for name in self.phases[0].usages:
             used = [phase.usages[name] for phase in self.phases]
             yield f"{name:<10}" + "".join(f"{u.rss_kib / 1024:>16.1f}{u.open_files:>7}{u.threads:>9}" for u in used)
+        for phase in self.phases:
+            cores = ", ".join(f"{name} {busy:.2f}" for name, busy in phase.cores.items())
+            yield f"cores busy, {phase.name}: {cores}"
 
     def _hostiles(self) -> Iterator[str]:
         for kind, outcomes in self.outcomes.items():
             yield f"{kind:<26}" + ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common(6))
 
 
-async def run(model: Path, folder: Path, load: HostileLoad, seed: int = 0) -> Report:
-    """Judges nothing: that is the caller's."""
+async def run(
+    model: Path, folder: Path, load: HostileLoad, seed: int = 0, say: Callable[[str], None] = lambda line: None
+) -> Report:
+    """Takes `load.seconds`, twice `load.alone_s`, and a minute. Judges nothing: that is the caller's.
+
+    say   gets each part's row when the part is over: a run that is cut off has shown what it has
+    """
     report = Report(load)
     long_model = _with_length(model, folder / model.name)
     async with _cluster(long_model, folder, load) as cluster:
@@ -163,25 +184,28 @@ async def run(model: Path, folder: Path, load: HostileLoad, seed: int = 0) -> Re
         habits = Habits(load.num_chats, load.think_s, patience_s=ASK_TIMEOUT_S, tenant_header=TENANT_HEADER)
 
         async def phase(name: str, seconds: float) -> None:
-            before = len(recall.answers)
+            before, spent_s = len(recall.answers), processor_s(pids)
             async with recall.running(habits):
                 await asyncio.sleep(seconds)
-            report.phases.append(Phase(name, seconds, recall.answers[before:]))
+                now_s = processor_s(pids)
+            cores = {name: (now_s[name] - spent_s.get(name, 0.0)) / seconds for name in now_s}
+            report.phases.append(Phase(name, seconds, recall.answers[before:], cores))
+            say(str(report.phases[-1]))
 
         async def look() -> None:
             held = await asyncio.to_thread(settled, cluster.url)
-            pids = {name: process.pid for name, process in cluster.processes.items()}
             report.phases[-1].usages, report.phases[-1].held = usages(pids), held
 
+        pids = {name: process.pid for name, process in cluster.processes.items()}
         where = urlsplit(cluster.url)
         assert where.hostname is not None and where.port is not None
         target = Target(where.hostname, where.port, load.long_prompt)
         await _fill(cluster.url, load)
         if load.num_filling:
             await _do_all_once(target)
-        await phase("warm-up", load.seconds / 4)
+        await phase("warm-up", load.alone_s / 2)
         report.phases.clear()
-        await phase("quiet", load.seconds / 2)
+        await phase("quiet", load.alone_s)
         await look()
 
         def hear(said: tuple[str, str]) -> None:
@@ -191,7 +215,7 @@ async def run(model: Path, folder: Path, load: HostileLoad, seed: int = 0) -> Re
         async with client_process(partial(hostile_clients, target, load.full_crowd, seed), hear):
             await phase("hostile", load.seconds)
         await look()
-        await phase("after", load.seconds / 4)
+        await phase("after", load.alone_s / 2)
         await look()
     return report
 

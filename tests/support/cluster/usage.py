@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,23 @@ class Usage:
     def of(cls, pid: int) -> "Usage":
         process = psutil.Process(pid)
         return cls(process.memory_info().rss >> 10, process.num_fds(), process.num_threads())
+
+
+def processor_s(pids: Mapping[str, int]) -> dict[str, float]:
+    """Processor time so far, by the processes' names; that of the children that each has, or had, by NAME's children."""
+    spent: dict[str, float] = {}
+    for name, pid in pids.items():
+        process = psutil.Process(pid)
+        times = process.cpu_times()
+        spent[name] = times.user + times.system
+        children_s = times.children_user + times.children_system
+        for child in process.children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                times = child.cpu_times()
+                children_s += times.user + times.system
+        if children_s:
+            spent[f"{name}'s children"] = children_s
+    return spent
 
 
 def usages(pids: Mapping[str, int]) -> dict[str, Usage]:
