@@ -33,6 +33,7 @@ from headrace.engine.sequence import Computed, Failed, Halted, Sampled, Scored, 
 from headrace.engine.step import InFlight, Shortage, StepBuilder, rows_to_score
 from headrace.engine.step_masks import StepMasks, WantedMask
 from headrace.engine.stopping import StopRules
+from headrace.engine.yielding import NOTHING_YIELDED
 from headrace.grammar import Grammars
 from headrace.request import FinishReason, Token
 from headrace.step_costs import StepCosts
@@ -81,6 +82,7 @@ class Engine(EngineRequests):
         self._builder = StepBuilder(runner, self._rules)
         self._masks = StepMasks(grammars, self._rules.unwanted, runner.new_masks)
         self._client_work = ClientWork()
+        self._yielded = NOTHING_YIELDED
         self._overlap = overlap
         self.drafting = drafting
         self._in_flight: InFlight | None = None
@@ -177,7 +179,7 @@ class Engine(EngineRequests):
             sequence.client_work, sequence.exceeds = standing[client]
         while True:
             ready = (s for s in self._running if self._takes_part(s))
-            chunks = self._scheduler.schedule(ready, self.cost_fit.costs)
+            chunks = self._scheduler.schedule(ready, self.cost_fit.costs, self._yielded)
             if all(self.cache.extend(chunk.sequence.held, chunk.span.end) for chunk in chunks):
                 break
             if self.drafting is not None and self.drafting.forget():
@@ -186,6 +188,8 @@ class Engine(EngineRequests):
                 self._preempt(self._settled_paused() or self._victims.victim(self._running))
         for chunk, cost in zip(chunks, self._scheduler.work(chunks, self.cost_fit.costs), strict=True):
             self._client_work.add(chunk.sequence.request.client, cost)
+        if any(exceeds for _, exceeds in standing.values()):
+            self._yielded = self._yielded.after(chunks, self.cost_fit.costs, self._scheduler.least_row)
         self._running = after_turn(self._running, chunks)
         self._publisher.prepare(chunks)
         if self.drafting is not None:

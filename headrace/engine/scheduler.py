@@ -9,10 +9,11 @@ Before shorter prompts come those of lighter clients, whose requests took less o
 doublings of a step): with one, the others get up to LIGHT_SHARE. So a client that asks now and then does not wait for
 one that always does, in however many short requests. If all are of one client, only lengths count.
 
-Clients beyond their share (`ClientWork.exceeds`) yield to the others. Beside answers of others theirs take turns: they
-lengthen the step by at most 1/3 (LIGHT_SHARE of it is left to the others), by the node's measured costs, or by one
-answer. Beside prompts of others theirs get at most 1/3 of what those cost, or a block; and where all prompts are of
-such clients, B is a quarter, so that a prompt of another that comes soon waits for a short step.
+Clients beyond their share (`ClientWork.exceeds`) yield to the others. Beside answers of others theirs take turns, by
+the node's measured costs: mostly in one step of 24, up to 1/4 of the time, or one answer (see
+`headrace/engine/yielding.py`). Beside prompts of others theirs get at most 1/3 of what those cost, or a block; and
+where all prompts are of such clients, B is a quarter, so that a prompt of another that comes soon waits for a short
+step.
 
 B is `max_step_tokens`, in tokens and in their cost (`TokenCost`). A step that is shared, with decodes or with shorter
 prompts or those of lighter clients, costs as much as B tokens at depth 0: a long prompt's chunks shrink as it gets
@@ -47,7 +48,7 @@ from headrace.cache.publishing import ScheduledChunk
 from headrace.engine.load import shape_of
 from headrace.engine.sequence import Sequence
 from headrace.engine.step_budget import StepBudget, TokenCost
-from headrace.engine.yielding import LIGHT_SHARE, yielding_answers
+from headrace.engine.yielding import LIGHT_SHARE, NOTHING_YIELDED, Yielded, yielding_answers
 from headrace.step_costs import StepCosts, StepShape
 
 SHORT_SHARE = 1 / 2
@@ -74,17 +75,20 @@ class Scheduler:
     least_row: float = 0.0
     pass_rows: tuple[int, ...] = ()
 
-    def schedule(self, running: Iterable[Sequence], costs: StepCosts | None = None) -> list[ScheduledChunk[Sequence]]:
+    def schedule(
+        self, running: Iterable[Sequence], costs: StepCosts | None = None, yielded: Yielded = NOTHING_YIELDED
+    ) -> list[ScheduledChunk[Sequence]]:
         """The next step's chunks. `running`: longest wait for a step first. Never empty unless `running` is.
 
-        costs   what this node's steps take; None: not known, so that no gap between tokens is kept
+        costs     what this node's steps take; None: not known, so that no gap between tokens is kept
+        yielded   by answers of clients beyond their share, in the steps before
         """
         ready = list(running)
         prefilling = sorted((s for s in ready if s.is_prefilling), key=lambda s: s.arrival)
         head = prefilling[0] if prefilling else None
         turns = [s for s in ready if s is head or not s.is_prefilling]
         if costs is not None and any(s.exceeds for s in turns):
-            yielding = yielding_answers((s for s in turns if s is not head), costs, self.least_row)
+            yielding = yielding_answers((s for s in turns if s is not head), costs, self.least_row, yielded)
             turns = [s for s in turns if s not in yielding]
         turns = turns[: self.max_running]
         decodes = [ScheduledChunk(s, _newest(s)) for s in turns if s is not head]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 import resource
 import signal
@@ -15,6 +16,9 @@ from router.errors import ApiError, internal_error
 from router.parsing.body_parser import BodyParser, ParseJob
 from router.parsing.messages import LENGTH, ParseAnswer, WorkerSettings, frame
 
+NICENESS = 5
+"""Above the router's: large bodies are parsed here, and wait for a core rather than the answers that are streamed."""
+
 log = logging.getLogger(__name__)
 
 
@@ -22,6 +26,7 @@ def main() -> None:
     """Serves one parent until it closes the socket. SIGPROF or a failed allocation ends the process, by design."""
     log_to_stderr()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
+    os.nice(NICENESS)
     parent = socket.socket(fileno=0)
     stream = parent.makefile("rb")
     settings: WorkerSettings = _read(stream)

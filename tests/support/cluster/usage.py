@@ -30,7 +30,7 @@ class Usage:
 
 
 def processor_s(pids: Mapping[str, int]) -> dict[str, float]:
-    """Processor time so far, by the processes' names; that of the children that each has, or had, by NAME's children."""
+    """Processor time so far, by the processes' names; that of the children that each has or had by NAME's children."""
     spent: dict[str, float] = {}
     for name, pid in pids.items():
         process = psutil.Process(pid)

@@ -8,12 +8,11 @@ from hypothesis import strategies as st
 
 from headrace.cache.checkpoints import ChunkSpan
 from headrace.cache.hashing import PrefixHasher
-from headrace.engine.load import shape_of
 from headrace.engine.scheduler import Scheduler, after_turn
 from headrace.engine.sequence import Job, Sequence
 from headrace.engine.step_budget import TokenCost
-from headrace.engine.yielding import LIGHT_SHARE
-from headrace.step_costs import StepCosts
+from headrace.engine.yielding import BETWEEN_TURNS, LIGHT_SHARE, NOTHING_YIELDED, TURN_STEPS
+from headrace.step_costs import StepCosts, StepShape
 from tests.support.engine.driving import (
     GREEDY,
     assert_nothing_in_use,
@@ -27,6 +26,8 @@ from tests.support.engine.driving import (
 from tests.support.engine.oracle import random_prompt
 
 SLOW_ROWS = StepCosts(step_s=6e-3, decode_s=1e-3, context_s=0.0, chunk_s=7e-3, token_s=2e-4, depth_s=0.0)
+UNEVEN = replace(SLOW_ROWS, step_s=6.1e-3)
+TURN_ROWS = 56  # of these fit into a third of the time of TURN_STEPS steps
 CHEAP_ROWS = replace(SLOW_ROWS, decode_s=1e-5)
 SCHEDULER = Scheduler(256, 64, 16, TokenCost.in_tokens(math.inf))
 
@@ -52,15 +53,58 @@ def scheduled(
     return [chunk.sequence for chunk in scheduler.schedule(running, costs)]
 
 
-def test_beside_an_ordinary_answer_a_crowds_take_turns() -> None:
-    crowd, ordinary = [answer(exceeds=True) for _ in range(12)], answer(exceeds=False)
-    running, taken = [*crowd, ordinary], []
-    for _ in range(6):
-        chunks = SCHEDULER.schedule(running, SLOW_ROWS)
-        assert ordinary in [chunk.sequence for chunk in chunks] and len(chunks) == 3
-        taken += [chunk.sequence for chunk in chunks if chunk.sequence is not ordinary]
+def steps(running: list[Sequence], count: int, costs: StepCosts = SLOW_ROWS) -> list[list[Sequence]]:
+    """So many steps in a row, as an engine makes them."""
+    made, yielded = [], NOTHING_YIELDED
+    for _ in range(count):
+        chunks = SCHEDULER.schedule(running, costs, yielded)
+        yielded = yielded.after(chunks, costs, SCHEDULER.least_row)
         running = after_turn(running, chunks)
-    assert taken == crowd
+        made.append([chunk.sequence for chunk in chunks])
+    return made
+
+
+def test_beside_an_ordinary_answer_a_crowds_have_one_step_of_twenty_four() -> None:
+    crowd, ordinary = [answer(exceeds=True) for _ in range(12)], answer(exceeds=False)
+    made = steps([*crowd, ordinary], 2 * TURN_STEPS)
+    assert all(ordinary in step for step in made)
+    assert [number for number, step in enumerate(made, 1) if len(step) > 1] == [TURN_STEPS, 2 * TURN_STEPS]
+    assert {*made[TURN_STEPS - 1]} == {*made[-1]} == {ordinary, *crowd}
+
+
+def test_a_turn_takes_a_third_of_the_time_that_was_left_to_others_and_the_rest_have_the_next() -> None:
+    crowd, ordinary = [answer(exceeds=True) for _ in range(62)], answer(exceeds=False)
+    first, second = (step for step in steps([*crowd, ordinary], 2 * TURN_STEPS, UNEVEN) if len(step) > 1)
+    assert len(first) == len(second) == 1 + TURN_ROWS
+    assert {*first, *second} == {ordinary, *crowd}
+
+
+def test_each_turn_takes_one_answer_whatever_it_costs() -> None:
+    deep = replace(SLOW_ROWS, context_s=1e-4)
+    crowd, ordinary = [answer(exceeds=True, depth=40_000) for _ in range(3)], answer(exceeds=False)
+    made = steps([*crowd, ordinary], 3 * TURN_STEPS, deep)
+    assert [it for step in made for it in step if it is not ordinary] == crowd
+
+
+def test_cheap_answers_of_a_crowd_do_not_wait_for_its_turn_nor_behind_a_costly_one() -> None:
+    costly, cheap = answer(exceeds=True, depth=40_000), [answer(exceeds=True) for _ in range(3)]
+    running = [costly, *cheap, answer(exceeds=False)]
+    assert scheduled(running, replace(CHEAP_ROWS, context_s=1e-6)) == running[1:]
+
+
+def test_a_crowd_that_comes_late_has_one_turn_not_all_that_it_missed() -> None:
+    ordinary, yielded = answer(exceeds=False), NOTHING_YIELDED
+    for _ in range(100 * TURN_STEPS):
+        yielded = yielded.after(SCHEDULER.schedule([ordinary], UNEVEN, yielded), UNEVEN, 0.0)
+    crowd = [answer(exceeds=True) for _ in range(63)]
+    assert len(SCHEDULER.schedule([ordinary, *crowd], UNEVEN, yielded)) == 1 + TURN_ROWS
+
+
+def test_a_step_without_ordinary_answers_is_a_turn() -> None:
+    crowd, ordinary, yielded = [answer(exceeds=True) for _ in range(12)], answer(exceeds=False), NOTHING_YIELDED
+    for running in [[ordinary, *crowd]] * (TURN_STEPS - 1) + [crowd]:
+        yielded = yielded.after(SCHEDULER.schedule(running, SLOW_ROWS, yielded), SLOW_ROWS, 0.0)
+    assert [chunk.sequence for chunk in SCHEDULER.schedule([ordinary, *crowd], SLOW_ROWS, yielded)] == [ordinary]
 
 
 def test_a_crowd_among_itself_decodes_all_its_answers() -> None:
@@ -77,7 +121,7 @@ def test_answers_yield_where_steps_of_one_size_have_shown_no_cost_of_a_row() -> 
     running = [*(answer(exceeds=True) for _ in range(12)), answer(exceeds=False)]
     flat = replace(SLOW_ROWS, step_s=20e-3, decode_s=0.0)
     assert scheduled(running, flat) == running
-    assert len(scheduled(running, flat, replace(SCHEDULER, least_row=1 / 8))) == 3
+    assert len(scheduled(running, flat, replace(SCHEDULER, least_row=1 / 20))) == 3
 
 
 @given(
@@ -87,16 +131,23 @@ def test_answers_yield_where_steps_of_one_size_have_shown_no_cost_of_a_row() -> 
     context_s=st.floats(0, 1e-6),
 )
 @settings(max_examples=50, deadline=None)
-def test_a_crowd_lengthens_a_step_by_a_third_or_by_one_answer(
+def test_a_crowd_takes_a_quarter_of_the_time_at_most_or_an_answer_a_turn(
     num_ordinary: int, depths: list[int], decode_s: float, context_s: float
 ) -> None:
     costs = replace(SLOW_ROWS, decode_s=decode_s, context_s=context_s)
     ordinary = [answer(exceeds=False, depth=100) for _ in range(num_ordinary)]
-    chunks = SCHEDULER.schedule([answer(exceeds=True, depth=depth) for depth in depths] + ordinary, costs)
-    alone_s = costs.seconds(shape_of(chunk for chunk in chunks if not chunk.sequence.exceeds))
-    num_beyond = sum(chunk.sequence.exceeds for chunk in chunks)
-    assert num_beyond >= 1 and len(chunks) - num_beyond == num_ordinary
-    assert num_beyond == 1 or costs.seconds(shape_of(chunks)) <= alone_s / LIGHT_SHARE + num_ordinary * context_s + 1e-9
+    made = steps([answer(exceeds=True, depth=depth) for depth in depths] + ordinary, 2 * TURN_STEPS, costs)
+    alone_s = costs.decode_part_s(StepShape(num_ordinary, 100 * num_ordinary))
+    for step in made:
+        assert len([it for it in step if not it.exceeds]) == num_ordinary
+    added_s = [
+        costs.decode_part_s(StepShape(len(step), sum(it.num_computed for it in step))) - alone_s for step in made
+    ]
+    assert max(added_s[: TURN_STEPS - 1]) <= alone_s * BETWEEN_TURNS + 1e-9
+    for turn in (TURN_STEPS, 2 * TURN_STEPS):
+        assert len(made[turn - 1]) > num_ordinary
+        most_s = TURN_STEPS * (1 / LIGHT_SHARE - 1) * alone_s
+        assert len(made[turn - 1]) == num_ordinary + 1 or sum(added_s[turn - TURN_STEPS : turn]) <= most_s + 1e-9
 
 
 def test_beside_an_ordinary_prompt_a_crowds_add_a_third_to_the_step() -> None:
@@ -140,27 +191,29 @@ def test_prompts_count_their_tokens_and_depths() -> None:
     assert SCHEDULER.work(chunks, SLOW_ROWS) == [40]
 
 
-def test_an_engine_decodes_an_ordinary_answer_in_each_step_and_a_few_of_a_crowds_each_as_if_alone(
+def test_an_engine_decodes_an_ordinary_answer_in_each_step_and_a_crowds_in_one_of_twenty_four(
     tiny_checkpoint,
 ) -> None:
-    path, asked = tiny_checkpoint("granite"), replace(GREEDY, max_tokens=30)
+    path, asked = tiny_checkpoint("granite"), replace(GREEDY, max_tokens=90)
     prompts = [random_prompt(20, seed) for seed in range(9)]
     expected = [generate(small_engine(path), request(prompt, asked)).tokens for prompt in prompts]
     built = small_engine(path, overlap=False)
     crowd = [submit(built, request(prompt, asked, client=1)) for prompt in prompts[:8]]
-    while any(len(run.tokens) < 5 for run in crowd):
+    while any(len(run.tokens) < 60 for run in crowd):
         built.engine.admit()
         built.engine.step()
     ordinary = submit(built, request(prompts[8], asked, client=2))
     while not ordinary.tokens:
         built.engine.admit()
         built.engine.step()
-    for _ in range(8):
-        before = len(ordinary.tokens), [len(run.tokens) for run in crowd]
+    turns = []
+    for number in range(TURN_STEPS):
+        before = len(ordinary.tokens), sum(len(run.tokens) for run in crowd)
         built.engine.step()
         assert len(ordinary.tokens) == before[0] + 1
-        assert 1 <= sum(len(run.tokens) for run in crowd) - sum(before[1]) <= 3
-    assert max(len(run.tokens) for run in crowd) - min(len(run.tokens) for run in crowd) <= 1, "they take turns"
+        if sum(len(run.tokens) for run in crowd) > before[1]:
+            turns.append(number)
+    assert len(turns) == 1
     serve(built, *crowd, ordinary)
     assert [run.tokens for run in (*crowd, ordinary)] == expected
     assert_nothing_in_use(built)
