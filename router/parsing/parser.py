@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from router.errors import deadline_passed
@@ -32,9 +32,13 @@ class RequestParser:
         self._max_model_tokens = max_model_tokens
         self._timeout_s = timeout_s
 
-    def parse_at_once(self, read: Reader[T], data: bytes) -> T | None:
-        """A small body as its reader makes it, or None if it is one for a worker; raises ApiError."""
-        if len(data) > SMALL_BODY_BYTES or data.count(b"{") > SMALL_BODY_OBJECTS:
+    def parse_at_once(self, read: Reader[T], data: bytes, before: Sequence[bytes] = ()) -> T | None:
+        """A small body as its reader makes it, or None if it is one for a worker; raises ApiError.
+
+        before   what the reader has beside the body, and reads, too
+        """
+        parts = (data, *before)
+        if sum(map(len, parts)) > SMALL_BODY_BYTES or sum(each.count(b"{") for each in parts) > SMALL_BODY_OBJECTS:
             return None
         try:
             return self._here.parse(self._job(read, data))

@@ -66,15 +66,13 @@ def read_response(data: bytes, model: ServedModel) -> ResponseRequest | Previous
     return _request(body, model, b"[]")
 
 
-def continued(previous: Sequence[bytes], data: bytes) -> bytes:
-    """The input of `read_continued`: the items of the stored response that a body continues, then the body."""
-    return b"[" + b",".join(previous) + b"]\n" + data
+def read_continued(previous: Sequence[bytes], data: bytes, model: ServedModel) -> ResponseRequest:
+    """The request of a body with a previous response, of which it gets the stored items; raises ApiError for a body
+    that cannot be served.
 
-
-def read_continued(data: bytes, model: ServedModel) -> ResponseRequest:
-    """The request of a body with a previous response; raises ApiError for a body that cannot be served."""
-    previous, _, own = data.partition(b"\n")
-    return _request(parse_body(ResponsesBody, own), model, previous)
+    They are joined here: 8 ms of a worker's time for 7 MB, and not of the event loop's.
+    """
+    return _request(parse_body(ResponsesBody, data), model, b"[" + b",".join(previous) + b"]")
 
 
 def _request(body: ResponsesBody, model: ServedModel, previous: bytes) -> ResponseRequest:

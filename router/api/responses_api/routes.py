@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from router.api.answering import Answering
 from router.api.clients import client_of
 from router.api.openapi import errors, event_stream, generation_route
-from router.api.responses_api.conversations import PreviousWanted, continued, read_continued, read_response
+from router.api.responses_api.conversations import PreviousWanted, read_continued, read_response
 from router.api.responses_api.response_bodies import ResponsesBody
 from router.api.responses_api.response_schemas import DeletedResponse, ResponseEvent, ResponseResource
 from router.api.responses_api.response_writer import ResponseWriter
@@ -38,7 +38,7 @@ def add_response_routes(app: FastAPI, answering: Answering, stored: StoredRespon
                     raise _no_previous(asked.response_id)
                 previous = found.items
                 with answering.holding(request, sum(map(len, previous))):
-                    asked = await answering.parsed(request, read_continued, continued(previous, data))
+                    asked = await answering.parsed(request, partial(read_continued, previous), data, previous)
 
         def keep(response_id: str, resource: str, items: tuple[bytes, ...]) -> None:
             response = StoredResponse(resource.encode(), (*previous, *items))

@@ -9,7 +9,6 @@ from router.api.responses_api.conversations import (
     ITEMS,
     PreviousWanted,
     ResponseRequest,
-    continued,
     messages_of,
     read_continued,
     read_response,
@@ -66,7 +65,7 @@ def test_a_continued_body_has_the_prompt_of_all_items(tokens: ModelTokens):
     before = [b'{"role":"user","content":"a\\nb"}', b'{"role":"assistant","content":"c"}']
     body = json.dumps({"input": "d", "previous_response_id": "resp_1", "instructions": "Be brief."}, indent=1).encode()
     assert read_response(body, model) == PreviousWanted("resp_1")
-    both = read_continued(continued(before, body), model)
+    both = read_continued(before, body, model)
     items = [*(json.loads(item) for item in before), {"role": "user", "content": "d"}]
     whole = read_response(json.dumps({"input": items, "instructions": "Be brief."}).encode(), model)
     assert isinstance(whole, ResponseRequest)
@@ -106,7 +105,7 @@ def test_what_a_waiting_request_holds_is_bounded(tokens: ModelTokens):
         read_response(json.dumps({"input": items}).encode(), model)
     before = [json.dumps(item).encode() for item in items]
     with pytest.raises(ApiError, match=r"at most 8388608 are stored"):
-        read_continued(continued(before, b'{"input": "a", "previous_response_id": "resp_1"}'), model)
+        read_continued(before, b'{"input": "a", "previous_response_id": "resp_1"}', model)
     assert isinstance(read_response(json.dumps({"input": items, "store": False}).encode(), model), ResponseRequest)
     with pytest.raises(ApiError, match=r"metadata of 1[0-9]+ bytes: at most 1048576"):
         read_response(json.dumps({"input": "a", "metadata": {"a": "x" * 1_100_000}}).encode(), model)
