@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from functools import cache
 from http import HTTPStatus
@@ -45,6 +46,7 @@ from router.api.responses_api.response_bodies import ResponsesBody
 from router.api.responses_api.response_schemas import ResponseEvent
 from router.api.responses_api.routes import add_response_routes
 from router.api.responses_api.stored_responses import StoredResponses
+from router.api.shared_page import SharedPage
 from router.api.tokenizing import DetokenizeBody, TokenizeBody, add_tokenizer_routes
 from router.api.unserved_paths import why_unserved
 from router.cluster.role_switch import RoleSwitch
@@ -59,6 +61,7 @@ PAGE_HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
 }
+JSON_TYPE = "application/json"
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 BODIES = (
     ChatBody,
@@ -109,6 +112,8 @@ def build_app(
     app.add_exception_handler(ClientDisconnect, _on_client_left)  # during the upload
 
     answering = Answering(service, parser, bodies)
+    metrics_page = SharedPage(status.metrics)
+    cluster_page = SharedPage(lambda: bytes(JSONResponse(status.cluster()).body))
 
     chat_events = event_stream(ChatCompletionChunk, ErrorBody)
     completion_events = event_stream(CompletionChunk, ErrorBody)
@@ -154,12 +159,12 @@ def build_app(
     @app.get("/metrics", response_class=Response, responses={200: {"content": {METRICS_TYPE: {}}}})
     async def metrics() -> Response:
         """Metrics of the router and of all nodes, for Prometheus."""
-        return Response(status.metrics(), media_type=METRICS_TYPE)
+        return Response(await metrics_page.get(), media_type=METRICS_TYPE)
 
     @app.get("/cluster", response_model=Cluster)
     async def cluster() -> Response:
         """Nodes, links, requests and cache hits as the router knows them."""
-        return JSONResponse(status.cluster())
+        return Response(await cluster_page.get(), media_type=JSON_TYPE)
 
     @app.get(
         "/cluster/requests/{request_id}/explain",
@@ -176,12 +181,15 @@ def build_app(
     add_operator_routes(app, roles, drains, bodies)
 
     @cache
-    def document() -> dict[str, Any]:
-        return openapi_document(app, BODIES, CHUNKS)
+    def document() -> bytes:
+        return bytes(JSONResponse(openapi_document(app, BODIES, CHUNKS)).body)
+
+    documented = asyncio.Lock()
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> Response:
-        return JSONResponse(document())
+        async with documented:  # the first takes 0.2 s, in a thread, and is the only one that does
+            return Response(await asyncio.to_thread(document), media_type=JSON_TYPE)
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
