@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 
 SHARE = 1 / 10
-"""Of the event loop's time, for the renderings of one page: /metrics takes 4 ms with two nodes, and whoever asked for
-it on many connections at a time made each token of all others wait for all of them."""
+"""Share of the event loop's time that the renderings of one page have: /metrics takes 4 ms with two nodes, and whoever
+asked for it on many connections at a time made each token of all others wait for all of them."""
 
 
 class SharedPage:

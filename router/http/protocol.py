@@ -13,8 +13,8 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from router.errors import ApiError
+from router.http.connections import Connections
 from router.http.limits import HttpLimits
-from router.http.shares import Share, Shares
 
 LINGER_S = 1.0
 """A refused client gets this long to read why: closing at once, with unread input, would reset the connection."""
@@ -41,13 +41,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     """
 
     def __init__(
-        self, *args: Any, limits: HttpLimits, connections: Shares, count: Callable[[str, int, str], None], **kwargs: Any
+        self,
+        *args: Any,
+        limits: HttpLimits,
+        connections: Connections,
+        count: Callable[[str, int, str], None],
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self._limits = limits
         self._connections = connections
         self._count = count
-        self._share: Share | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
         self._reading_head = True
@@ -60,9 +64,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._share = self._connections.of(self.client[0] if self.client else "")
         try:
-            self._share.add(1)
+            self._connections.opened(self, self._address)
         except ApiError as error:
             self._refuse(error)
         else:
@@ -70,9 +73,21 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
-        if self._share is not None:
-            self._share.release()
+        self._connections.closed(self, self._address)
         super().connection_lost(exc)
+
+    @property
+    def _address(self) -> str:
+        return self.client[0] if self.client else ""
+
+    @property
+    def is_idle(self) -> bool:
+        has_answered = self.cycle is None or self.cycle.response_complete
+        return self._reading_head and has_answered and not self.transport.get_write_buffer_size()
+
+    def give_way(self) -> None:
+        self._count("", HTTPStatus.SERVICE_UNAVAILABLE, "connection_gave_way")
+        self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         if self._is_over:

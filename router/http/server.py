@@ -14,9 +14,9 @@ from typing import Any
 import uvicorn
 
 from headrace.wire.server import ListenError
+from router.http.connections import Connections
 from router.http.limits import HttpLimits
 from router.http.protocol import BoundedHttpProtocol
-from router.http.shares import Shares
 
 OTHER_FILES = 256
 """Files that a router may need beside clients' connections: nodes, workers, logs."""
@@ -35,10 +35,7 @@ class HttpServer(uvicorn.Server):
     def __init__(
         self, app: Any, limits: HttpLimits, shutdown_grace_s: float, count: Callable[[str, int, str], None]
     ) -> None:
-        connections = Shares(
-            "connections", limits.max_connections, "max_connections", limits.max_connections_per_client
-        )
-        protocol: Any = partial(BoundedHttpProtocol, limits=limits, connections=connections, count=count)
+        protocol: Any = partial(BoundedHttpProtocol, limits=limits, connections=Connections(limits), count=count)
         super().__init__(
             uvicorn.Config(
                 app,

@@ -13,9 +13,9 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
+from router.http.connections import Connections
 from router.http.limits import HttpLimits
 from router.http.protocol import MAX_PIPELINED, BoundedHttpProtocol
-from router.http.shares import Shares
 from router.text.tokens import ModelTokens
 from tests.support.patience import PATIENCE_S
 from tests.support.router.fake_nodes import fake_cluster
@@ -202,6 +202,25 @@ async def test_connections_beyond_the_limit_are_refused_until_others_close(
                     break
 
 
+async def test_idle_connections_of_one_address_do_not_keep_out_anothers_first(start: Any):
+    """Three addresses that ask for /health now and then could hold all connections for ever."""
+    running = await start(max_connections=4, idle_timeout_s=PATIENCE_S, header_timeout_s=PATIENCE_S)
+    url = httpx.URL(running.server.url)
+    others = [await asyncio.open_connection(url.host, url.port, local_addr=("127.0.0.2", 0)) for _ in range(4)]
+    for reader, writer in others[:3]:
+        writer.write(ANSWERED)
+        assert b" 200 " in await reader.readline()
+    async with asyncio.timeout(PATIENCE_S):
+        assert (await running.http.get("/health")).status_code == 200
+        oldest, _ = others[0]
+        await oldest.read()  # to its end
+    await counted(running, 503, "connection_gave_way")
+    _, writer = others[1]
+    assert not writer.is_closing()
+    for _, writer in others:
+        writer.transport.abort()
+
+
 async def test_input_that_is_no_http_is_400_in_openais_shape(start: Any, caplog: pytest.LogCaptureFixture):
     running = await start()
     async with connection(running) as (reader, writer):
@@ -268,7 +287,7 @@ async def no_app(scope: Any, receive: Any, send: Any) -> None:
 
 def test_a_client_that_reads_slowly_keeps_its_connection_until_it_stops():
     loop, transport, counts = FakeLoop(), FakeTransport(), Counter[str]()
-    connections = Shares("connections", 1, "max_connections", None)
+    connections = Connections(HttpLimits())
     protocol = BoundedHttpProtocol(
         uvicorn.Config(no_app, ws="none"), ServerState(), {}, loop,  # type: ignore[arg-type]
         limits=HttpLimits(unread_timeout_s=7.0), connections=connections,
@@ -285,7 +304,7 @@ def test_a_client_that_reads_slowly_keeps_its_connection_until_it_stops():
     assert transport.is_aborted
     assert counts == {"answer_not_read": 1}
     protocol.connection_lost(None)
-    assert connections.total == 0
+    assert len(connections) == 0
 
 
 async def test_a_head_that_begins_in_time_is_not_cut_off_by_the_idle_limit(start: Any):
