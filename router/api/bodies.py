@@ -13,6 +13,10 @@ from router.errors import ApiError
 from router.http.limits import HttpLimits
 from router.http.shares import Share, Shares
 
+LITTLE = 1024
+"""Parts of `max_bodies_bytes`: one is an ordinary body, or several, for which there is room beside clients that fill it
+with uploads of a minute. 256 KiB by default."""
+
 
 class Bodies:
     """The bodies that are being received or parsed."""
@@ -20,7 +24,11 @@ class Bodies:
     def __init__(self, limits: HttpLimits) -> None:
         self._limits = limits
         self._bytes = Shares(
-            "body bytes", limits.max_bodies_bytes, "max_bodies_bytes", limits.max_bodies_bytes_per_client
+            "body bytes",
+            limits.max_bodies_bytes,
+            "max_bodies_bytes",
+            limits.max_bodies_bytes_per_client,
+            little=limits.max_bodies_bytes // LITTLE,
         )
 
     @asynccontextmanager

@@ -10,14 +10,25 @@ from router.errors import ApiError
 RETRY_AFTER_S = 1
 
 
-class Shares:
-    """Units of `what` (connections, bytes) that clients hold; the limits are named as their settings are."""
+SPARE = 1 / 4
+"""Part of the limit of all that is kept beyond it for clients that hold little."""
 
-    def __init__(self, what: str, limit: int, limit_name: str, limit_per_client: int | None) -> None:
+
+class Shares:
+    """Units of `what` (connections, bytes) that clients hold; the limits are named as their settings are.
+
+    little   units: a client that holds no more is refused only SPARE beyond the limit of all, so that a few who hold
+             everything do not keep out the others
+    """
+
+    def __init__(
+        self, what: str, limit: int, limit_name: str, limit_per_client: int | None, *, little: int = 0
+    ) -> None:
         self._what = what
         self._limit = limit
         self._limit_name = limit_name
         self._limit_per_client = limit_per_client
+        self._little = little
         self._held: Counter[str] = Counter()
         self.total = 0
 
@@ -27,9 +38,10 @@ class Shares:
 
     def take(self, client: str, units: int) -> None:
         """Raises ApiError, and takes nothing, where a limit would be passed: 503 for that of all, 429 for one's own."""
-        if self.total + units > self._limit:
+        own = self._held[client] + units
+        if self.total + units > self._limit * (1 + SPARE if own <= self._little else 1):
             raise self._full(HTTPStatus.SERVICE_UNAVAILABLE, f"{self._limit_name} is {self._limit}")
-        if self._limit_per_client is not None and self._held[client] + units > self._limit_per_client:
+        if self._limit_per_client is not None and own > self._limit_per_client:
             name = f"{self._limit_name}_per_client"
             raise self._full(HTTPStatus.TOO_MANY_REQUESTS, f"{name} is {self._limit_per_client}")
         self.total += units

@@ -164,6 +164,20 @@ async def test_unfinished_bodies_share_a_budget(start: Any):
     assert (await running.http.post("/v1/completions", content=b" " * 40_000)).status_code == 400
 
 
+async def test_small_bodies_pass_beside_slow_uploads_that_hold_the_whole_budget(start: Any):
+    running = await start(
+        max_body_bytes=400_000, max_bodies_bytes=400_000, max_bodies_bytes_per_client=400_000, client_header="x-tenant"
+    )
+    async with connection(running) as (_, writer):
+        writer.write(HEAD + b"x-tenant: slow\r\nContent-Length: 399900\r\n\r\n" + b" " * 399_800)
+        large, small = ({"content": b" " * count, "headers": {"x-tenant": "other"}} for count in (1000, 300))
+        async with asyncio.timeout(PATIENCE_S):
+            while (refused := await running.http.post("/v1/completions", **large)).status_code == 400:
+                pass
+        assert refused.json()["error"]["code"] == "too_many_body_bytes"
+        assert (await running.http.post("/v1/completions", **small)).status_code == 400  # read, and found to be empty
+
+
 async def test_one_client_has_a_smaller_budget_for_bodies(start: Any):
     running = await start(max_body_bytes=50_000, max_bodies_bytes=200_000, max_bodies_bytes_per_client=50_000)
     async with connection(running) as (_, writer):
