@@ -115,7 +115,7 @@ class Engine(EngineRequests):
                 self._take_tokens(previous)  # while the new step runs
             if launched is not None:
                 self._publish_written(launched)
-                if not self._overlap or launched.has_drafts:
+                if not self._overlap:
                     self._settle()
         self._in_step = []
         return bool(chunks) or had_tokens
@@ -151,11 +151,16 @@ class Engine(EngineRequests):
     def _draft(self, drafting: Drafting) -> None:
         """Has the sequences that decode draft for the next step.
 
-        A draft follows known tokens: where one is likely, they settle first, and this step is not overlapped.
+        A draft follows known tokens: where one is likely, they settle first. So they do behind a step with drafts:
+        how many of them count decides what is computed next.
         """
-        drafting.forget()
         now_s, fit = self._clock(), self.cost_fit
         self._turn_s = now_s
+        if self._in_flight is not None and self._in_flight.has_drafts:
+            self._settle()
+            self._in_step = []
+            now_s = self._clock()
+        drafting.forget()
         if self._in_flight is not None:
             would_draft = drafting.would_draft(self._running, self._in_flight.inputs.draw_index, fit, now_s)
             drafting.seconds += self._clock() - now_s
@@ -282,6 +287,8 @@ class Engine(EngineRequests):
         one that was updated in place may have advanced in some layers, so that its sequence is computed again.
         """
         self._settle()
+        if self.drafting is not None:
+            self.drafting.forget()
         self._runner.keep_rows(())  # it may have counted tokens that nobody gets
         running = set(self._running)
         for chunk in chunks:

@@ -350,7 +350,7 @@ class EngineRequests:
 
     def _settled_paused(self) -> Sequence | None:
         """A running sequence that is paused, and of which no token is in flight; None if there is none."""
-        paused = [s for s in self._running if s.is_paused and s.num_computed < len(s.tokens)]
+        paused = [s for s in self._running if s.is_paused and not s.drafts and s.num_computed < len(s.tokens)]
         return self._victims.victim(paused) if paused else None
 
     def _preempt(self, sequence: Sequence) -> None:

@@ -10,8 +10,9 @@ import torch
 from headrace.engine.build import BuiltEngine, build_engine, engine_around
 from headrace.engine.config import EngineConfig
 from headrace.models.weights import load_model
+from headrace.request import Request
 from headrace.speculation.config import SpeculationConfig
-from tests.support.engine.driving import SMALL, sized
+from tests.support.engine.driving import SMALL, Run, assert_nothing_in_use, serve, sized, submit
 
 VOCAB_SIZE = 512
 MTP_DRAFTS = SpeculationConfig("mtp", "fixed", 3)
@@ -95,3 +96,28 @@ def mtp_engine_of(path: Path, num_blocks: int, num_slots: int, **changes: object
     built = build_engine(str(path), config, time.monotonic)
     assert (built.sizes.num_blocks, built.sizes.num_slots) == (num_blocks, num_slots)
     return built
+
+
+def together(built: BuiltEngine, asked: Sequence[Request]) -> list[Run]:
+    runs = [submit(built, each) for each in asked]
+    serve(built, *runs)
+    assert_nothing_in_use(built)
+    return runs
+
+
+def text(asked: Request, run: Run) -> list[int]:
+    return [*asked.tokens, *run.tokens]
+
+
+def num_drafted(built: BuiltEngine) -> tuple[int, int]:
+    """Tokens drafted, and accepted."""
+    drafting = built.engine.drafting
+    assert drafting is not None
+    return drafting.drafted_tokens, drafting.accepted_tokens
+
+
+def steps(built: BuiltEngine, count: int) -> None:
+    for _ in range(count):
+        built.engine.admit()
+        built.engine.step()
+        built.engine.cache.check()

@@ -1,6 +1,5 @@
 """Drafts in the engine's steps: the same answers as without, whatever was drafted, and the same things cached."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -8,13 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cache.hits import ReceiveState
 from headrace.engine.build import BuiltEngine
-from headrace.engine.sequence import Finished, Halted, Sampled
+from headrace.engine.sequence import Finished, Sampled
 from headrace.grammar import regex_grammar
 from headrace.request import BadWord, FinishReason, Request, Sampling
 from headrace.speculation.config import SpeculationConfig
-from headrace.token_array import TokenArray
 from tests.support.engine.drafters import (
     DRAFTERS,
     ROOMY,
@@ -23,54 +20,30 @@ from tests.support.engine.drafters import (
     always_wrong,
     drafting_engine,
     drafting_engine_of,
+    num_drafted,
     sometimes_wrong,
+    steps,
+    text,
+    together,
 )
 from tests.support.engine.driving import (
     GREEDY,
     Run,
     assert_nothing_in_use,
     engine_of,
-    fail_launches,
     generate,
     request,
     run_all,
-    serve,
     small_engine,
     submit,
 )
 from tests.support.engine.oracle import random_prompt
-from tests.support.node.engine_pair import move
 
 FAMILIES = ("granite", "granite_moe", "qwen35", "qwen35_moe", "qwen3_next")
 LENGTHS = (1, 16, 17, 65)
 ANSWER = replace(GREEDY, max_tokens=40)
 RANDOM = Sampling(max_tokens=40, seed=7, temperature=0.9, top_p=0.95, ignore_eos=True)
 PENALISED = replace(RANDOM, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.3)
-
-
-def together(built: BuiltEngine, asked: Sequence[Request]) -> list[Run]:
-    runs = [submit(built, each) for each in asked]
-    serve(built, *runs)
-    assert_nothing_in_use(built)
-    return runs
-
-
-def text(asked: Request, run: Run) -> list[int]:
-    return [*asked.tokens, *run.tokens]
-
-
-def drafts(built: BuiltEngine) -> tuple[int, int]:
-    """Tokens drafted, and accepted."""
-    drafting = built.engine.drafting
-    assert drafting is not None
-    return drafting.drafted_tokens, drafting.accepted_tokens
-
-
-def steps(built: BuiltEngine, count: int) -> None:
-    for _ in range(count):
-        built.engine.admit()
-        built.engine.step()
-        built.engine.cache.check()
 
 
 @cache  # for every drafter
@@ -89,7 +62,7 @@ def test_answers_are_those_without_drafts(family: str, drafter, tiny_checkpoint)
     built = drafting_engine(path, drafter(*map(text, asked, expected)), cache_bytes=ROOMY)
     runs = together(built, asked)
     assert [run.tokens for run in runs] == [run.tokens for run in expected]
-    drafted, accepted = drafts(built)
+    drafted, accepted = num_drafted(built)
     assert drafted > 0
     assert (accepted == 0) == (drafter is always_wrong)
     assert (accepted == drafted) == (drafter is always_right)
@@ -115,7 +88,7 @@ def test_an_engine_that_overlaps_its_steps_gives_the_same_answers(tiny_checkpoin
     some = list(map(text, asked, expected))[::2]  # nothing is drafted for the others
     built = drafting_engine(path, sometimes_wrong(*some), overlap=True, cache_bytes=ROOMY)
     assert [run.tokens for run in together(built, asked)] == [run.tokens for run in expected]
-    assert drafts(built)[1] > 0
+    assert num_drafted(built)[1] > 0
 
 
 REPEATING = {"bias_ids": (7, 9, 11), "bias_values": (30.0, 30.0, 30.0)}
@@ -143,7 +116,7 @@ def test_drafts_from_text_change_no_token_of_a_chat_and_no_hit(family: str, draf
         run = generate(built, asked)
         assert run.tokens == expected.tokens
         assert run.sequence.num_prefilled == expected.sequence.num_prefilled
-    drafted, accepted = drafts(built)
+    drafted, accepted = num_drafted(built)
     assert 0 < accepted <= drafted
     assert contents(built) == contents(plain)
 
@@ -155,7 +128,7 @@ def test_an_answer_drafts_for_the_next_ones_of_its_tenant_alone(tiny_checkpoint)
     answers, accepted = [], [0]
     for salt in (b"one", b"two", b"one", b"two"):
         answers.append(generate(built, replace(asked, salt=salt)).tokens)
-        accepted.append(drafts(built)[1])
+        accepted.append(num_drafted(built)[1])
     gained = [after - before for before, after in pairwise(accepted)]
     assert gained[0] == gained[1] < gained[2] == gained[3]
     assert answers == [answers[0]] * 4
@@ -178,7 +151,7 @@ def test_every_setting_draws_as_without_drafts(name: str, drafter, tiny_checkpoi
     built = drafting_engine(path, drafter(text(asked, expected)))
     run = generate(built, asked)
     assert run.tokens == expected.tokens
-    assert drafts(built)[0] > 0
+    assert num_drafted(built)[0] > 0
     ours, theirs = ([event.token for event in each.events if isinstance(event, Sampled)] for each in (run, expected))
     for token, other in zip(ours, theirs, strict=True):
         if token.logprobs is not None:
@@ -258,7 +231,7 @@ def test_a_chat_of_five_turns_hits_what_it_hits_without_drafts(policy: str, draf
         assert run.tokens == expected.tokens
         assert run.sequence.num_prefilled == expected.sequence.num_prefilled
         assert run.sequence.all_checkpoints == expected.sequence.all_checkpoints
-    assert drafts(built)[0] > 0
+    assert num_drafted(built)[0] > 0
     assert contents(built) == contents(plain)
     assert built.engine.cache.stats().totals == plain.engine.cache.stats().totals
 
@@ -288,47 +261,7 @@ def test_an_answer_obeys_its_grammar(drafter, overlap: bool, tiny_checkpoint) ->
     runs = together(built, asked)
     assert [run.tokens for run in runs] == [run.tokens for run in expected]
     assert [run.events[-1] for run in runs] == [Finished(FinishReason.STOP)] * 6
-    assert (drafts(built)[0] > 0) or drafter is always_wrong
-
-
-@pytest.mark.parametrize("sampling", [ANSWER, PENALISED], ids=["greedy", "penalties"])
-@pytest.mark.parametrize("policy", ["none", "branch"])
-def test_preempted_requests_get_the_answers_they_would_have_had(policy: str, sampling, tiny_checkpoint) -> None:
-    path = tiny_checkpoint("granite")
-    asked = [request(random_prompt(n), replace(sampling, max_tokens=100)) for n in (100, 101, 102, 103)]
-    expected = together(small_engine(path), asked)
-    scarce = drafting_engine_of(path, sometimes_wrong(*map(text, asked, expected)), 36, 9, checkpoint_policy=policy)
-    runs = together(scarce, asked)
-    assert scarce.engine.preemptions > 0 and drafts(scarce)[1] > 0
-    assert [run.tokens for run in runs] == [run.tokens for run in expected]
-
-
-def test_drafts_preempt_nobody(tiny_checkpoint) -> None:
-    """Both answers end in their last blocks, for which there is just enough room."""
-    path = tiny_checkpoint("granite")
-    asked = [request(random_prompt(20, seed), replace(ANSWER, max_tokens=28)) for seed in (1, 2)]
-    expected = together(small_engine(path), asked)
-    built = drafting_engine_of(path, always_right(*map(text, asked, expected)), 6, 9, max_drafts=8)
-    assert [run.tokens for run in together(built, asked)] == [run.tokens for run in expected]
-    assert built.engine.preemptions == 0
-
-
-def test_a_step_drafts_what_it_has_slots_for(tiny_checkpoint) -> None:
-    path = tiny_checkpoint("granite")
-    asked = [request(random_prompt(20, seed), ANSWER) for seed in range(5)]
-    expected = together(small_engine(path), asked)
-    built = drafting_engine_of(path, always_right(*map(text, asked, expected)), 60, 6)
-    runs = [submit(built, each) for each in asked]
-    most = 0
-    while not all(run.is_finished for run in runs):
-        before = drafts(built)[0]
-        steps(built, 1)
-        most = max(most, drafts(built)[0] - before)
-        for run in runs:
-            if run.is_finished:
-                built.engine.release(run.sequence)
-    assert most == built.sizes.num_draft_slots == 2
-    assert [run.tokens for run in runs] == [run.tokens for run in expected]
+    assert (num_drafted(built)[0] > 0) or drafter is always_wrong
 
 
 def test_an_answer_of_one_token_is_not_drafted_for(tiny_checkpoint) -> None:
@@ -337,71 +270,8 @@ def test_an_answer_of_one_token_is_not_drafted_for(tiny_checkpoint) -> None:
     built = drafting_engine(path, always_right([*prompt, *free]))
     run = submit(built, request(prompt, ANSWER), max_new=1)
     run_all(built)
-    assert run.tokens == free[:1] and drafts(built) == (0, 0)
+    assert run.tokens == free[:1] and num_drafted(built) == (0, 0)
     assert run.sequence.num_computed == 20
-
-
-@pytest.mark.parametrize("num_steps", [1, 2, 5])
-@pytest.mark.parametrize("drafter", DRAFTERS)
-def test_a_halted_request_goes_on_in_another_engine(drafter, num_steps: int, tiny_checkpoint) -> None:
-    path, prompt = tiny_checkpoint("qwen35"), random_prompt(40)
-    whole = generate(small_engine(path), request(prompt, PENALISED)).tokens
-    here, there = (drafting_engine(path, drafter([*prompt, *whole]), overlap=True) for _ in range(2))
-    first = submit(here, request(prompt, PENALISED))
-    steps(here, num_steps)
-    here.engine.halt(first.sequence)
-    assert any(isinstance(event, Halted) for event in first.events)
-    *tokens, newest = first.sequence.tokens
-    asked = replace(request(prompt, PENALISED), tokens=TokenArray.of(tokens))
-    second = submit(there, asked, hit_policy=lambda hit: ReceiveState(), max_new=40 - len(tokens) + len(prompt))
-    there.engine.admit()
-    move(here, first, there, second)
-    here.engine.release(first.sequence)
-    there.engine.run_decode(second.sequence, newest)
-    run_all(there)
-    there.engine.release(second.sequence)
-    assert first.tokens + second.tokens == whole
-    for built in (here, there):
-        assert_nothing_in_use(built)
-
-
-@pytest.mark.parametrize("num_tokens", [1, 3, 6, 7])
-def test_a_request_that_is_released_while_its_tokens_come_gives_everything_back(
-    num_tokens: int, tiny_checkpoint
-) -> None:
-    path = tiny_checkpoint("granite")
-    asked = [request(random_prompt(n), ANSWER) for n in (30, 31)]
-    expected = together(small_engine(path), asked)
-    built = drafting_engine(path, always_right(*map(text, asked, expected)), max_drafts=5)
-    run, other = (submit(built, each) for each in asked)
-
-    def leave(event: object) -> None:
-        run.events.append(event)
-        if len(run.tokens) == num_tokens and isinstance(event, Sampled):
-            built.engine.release(run.sequence)
-
-    run.sequence.job = replace(run.sequence.job, on_event=leave)
-    serve(built, other)
-    assert run.tokens == expected[0].tokens[:num_tokens]
-    assert other.tokens == expected[1].tokens
-    assert_nothing_in_use(built)
-
-
-@pytest.mark.parametrize("after_writing", [False, True])
-def test_a_step_with_drafts_that_finds_too_little_memory_costs_one_request(after_writing, tiny_checkpoint) -> None:
-    path = tiny_checkpoint("qwen35")
-    asked = [request(random_prompt(n), PENALISED) for n in (30, 31)]
-    expected = together(small_engine(path), asked)
-    built = drafting_engine(path, sometimes_wrong(*map(text, asked, expected)))
-    fail_launches(built, lambda inputs: any(len(each.tokens) > 150 for each in inputs), after_writing=after_writing)
-    runs = [submit(built, each) for each in asked]
-    steps(built, 4)
-    poison = submit(built, request(random_prompt(200), ANSWER))
-    serve(built, *runs)
-    assert [run.tokens for run in runs] == [run.tokens for run in expected]
-    assert built.engine.shortages == 1
-    built.engine.release(poison.sequence)
-    assert_nothing_in_use(built)
 
 
 def test_the_parts_of_a_step_count_its_drafts(tiny_checkpoint) -> None:
