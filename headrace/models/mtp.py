@@ -30,7 +30,7 @@ from headrace.forward.forward_batch import ForwardBatch, LayerContext
 from headrace.kernels.conv.prefill import causal_conv1d
 from headrace.kernels.conv.update import causal_conv1d_update
 from headrace.kernels.dense.linear import LinearWeight
-from headrace.kernels.dense.rms_norm import rms_norm
+from headrace.kernels.dense.rms_norm import rms_norm, rms_norm_rows
 from headrace.models.branches import BranchChain, MixerBranch
 from headrace.models.layers.attention import Attention
 
@@ -50,7 +50,8 @@ class MtpLayer:
         embedded   [T, hidden]: each row's token
         hidden     [T, hidden]: the vector before each row's token; any finite values at position 0
         """
-        normed = rms_norm(self._joined(embedded, hidden), self._mixer.norm, self.chain.norm_eps)
+        mixer = self._mixer
+        normed = rms_norm_rows(self._joined(embedded, hidden), mixer.norm, self.chain.norm_eps, mixer.reads)
         self._attention.store(normed, context)
 
     def __call__(self, embedded: Tensor, hidden: Tensor, context: LayerContext) -> Tensor:
