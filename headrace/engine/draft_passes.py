@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from headrace.engine.decode_inputs import PAD_SLOT, HostTable, round_up
+from headrace.engine.drafts_ahead import CheckedSequence, CheckedStarts, DraftsAhead
 from headrace.engine.graphs import Capture, Captured
 from headrace.forward.forward_batch import DecodeRows, ForwardBatch
 from headrace.forward.memory import CacheMemory
@@ -85,10 +86,19 @@ class CapturedDrafts:
     """
 
     def __init__(
-        self, model: HybridModel, memory: CacheMemory, sizes: Sequence[int], max_tokens: int, capture: Capture
+        self,
+        model: HybridModel,
+        memory: CacheMemory,
+        drawn: Tensor,
+        drafted: Tensor,
+        sizes: Sequence[int],
+        max_tokens: int,
+        capture: Capture,
     ) -> None:
-        """No sequence is longer than `max_tokens`, its drafts included."""
+        """No sequence is longer than `max_tokens`, its drafts included. `drawn`, `drafted`: see `CheckedStarts`; the
+        passes leave their drafts in `drafted`."""
         self._model, self._memory = model, memory
+        self._drafted, self._checked = drafted, CheckedStarts(drawn, drafted)
         self.sizes = sorted(sizes)
         most, self._block_size = round_up(self.sizes[-1], 16), memory.layout.block_size
         self._max_blocks = round_up(cdiv(max_tokens, self._block_size), 16)
@@ -100,8 +110,10 @@ class CapturedDrafts:
         self._host_table = HostTable(most, self._max_blocks)
         self._nowhere = torch.full((most,), PAD_SLOT, dtype=torch.int64, device=device)
         self._passes: dict[int, Captured] = {}
+        self._beginnings: dict[int, Captured] = {}
         for size in reversed(self.sizes):  # the largest first, as in `CapturedPasses`
             self._passes[size] = capture(partial(self._pass, size))
+            self._beginnings[size] = capture(partial(self._begin, size))
 
     def fits(self, starts: Sequence[DraftStart]) -> bool:
         return len(starts) <= self.sizes[-1] and all(
@@ -115,12 +127,49 @@ class CapturedDrafts:
         """As the function of this name; `fits` holds."""
         size = next(size for size in self.sizes if size >= len(starts))
         self._load(starts, size)
-        drawn = []
-        for _ in range(max(start.num_drafts for start in starts)):
-            self._passes[size].replay()
-            drawn.append(self._tokens[: len(starts)].clone())  # the next replay overwrites it
-        ids = torch.stack(drawn, dim=1).tolist()
+        ids = self._run(size, len(starts), max(start.num_drafts for start in starts)).tolist()
         return [each[: start.num_drafts] for each, start in zip(ids, starts, strict=True)]
+
+    def takes(self, starts: Sequence[CheckedSequence], num_passes: int) -> bool:
+        """True if `draft_ahead` does."""
+        return (
+            len(starts) <= self.sizes[-1]
+            and num_passes <= self._drafted.shape[1]
+            and all(len(start.entry.tokens) <= self._drafted.shape[1] + 1 for start in starts)
+            and all(len(start.block_ids) <= self._max_blocks for start in starts)
+        )
+
+    @torch.inference_mode()
+    def draft_ahead(self, starts: Sequence[CheckedSequence], num_passes: int) -> DraftsAhead:
+        """Has the layer draft behind the step that was just launched, whatever that draws. Waits for nothing."""
+        n, size = len(starts), next(size for size in self.sizes if size >= len(starts))
+        rows = self._checked.packed(starts, size, num_passes)
+        width = max(cdiv(start.num_tokens(num_passes), self._block_size) for start in starts)
+        packed = torch.empty(rows.size + n * width, dtype=torch.int64, pin_memory=self._tokens.is_cuda)
+        parts = packed.numpy()
+        parts[: rows.size] = rows.reshape(-1)
+        parts[rows.size :] = self._host_table.rows(starts, width).reshape(-1)
+        arrived = packed.to(self._tokens.device, non_blocking=True)
+        self._checked.load(arrived[: rows.size].view(rows.shape))
+        self._table[:n, :width].copy_(arrived[rows.size :].view(n, width))
+        self._beginnings[size].replay()
+        return DraftsAhead(self._run(size, n, num_passes), starts)
+
+    def _run(self, size: int, num_rows: int, num_passes: int) -> Tensor:
+        """The drafts [num_rows, num_passes] of what is loaded."""
+        for place in range(num_passes):
+            self._passes[size].replay()
+            self._drafted[:num_rows, place].copy_(self._tokens[:num_rows])
+        return self._drafted[:num_rows, :num_passes]
+
+    def _begin(self, size: int) -> Tensor:
+        """Loads the rows that the checked sequences begin with; returns their tokens."""
+        tokens, positions, ends, slots = self._checked.found(size)
+        self._tokens[:size].copy_(tokens)
+        self._positions[:size].copy_(positions)
+        self._ends[:size].copy_(ends)
+        self._hidden[:size].copy_(self._model.last_hidden(self._memory, slots))
+        return self._tokens[:size]
 
     def _load(self, starts: Sequence[DraftStart], size: int) -> None:
         n, device = len(starts), self._memory.device

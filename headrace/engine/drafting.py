@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from headrace.engine.cost_fit import CostFit
+from headrace.engine.drafts_ahead import FutureDrafts
 from headrace.engine.load import shape_of_drafts
 from headrace.engine.scheduler import smallest_gap_s
 from headrace.engine.sequence import Sequence
 from headrace.engine.stopping import StopRules
+from headrace.forward.sequence_input import SequenceInput
 from headrace.speculation.draft_count import OWN_TRIES, Acceptance, DraftCount, Offer, StepPrice
 from headrace.speculation.drafter import DrafterFactory
 from headrace.step_costs import StepShape
@@ -46,10 +49,23 @@ class Found:
 class LayerDrafts(Protocol):
     """A layer of the model that drafts for all sequences of a step at once."""
 
-    def drafts(self, wanted: list[tuple[Sequence, int]], num_running: int) -> list[list[int]]:
-        """At most so many tokens after each sequence's, which are all known. Waits for the device.
+    def drafts(self, wanted: list[tuple[Sequence, int]], num_running: int) -> list[SequenceOf[int]]:
+        """At most so many tokens after each sequence's, which are all known.
+
+        Waits for the device, unless all are made ahead; then whoever asks for a value does.
 
         num_running   sequences that may need a block in the step: drafts take none of these
+        """
+        ...
+
+    def draft_ahead(
+        self, checked: list[tuple[Sequence, SequenceInput, int, int]], num_passes: int, num_running: int
+    ) -> None:
+        """Begins to draft for the next call of `drafts`, behind the step that was just launched. Waits for nothing.
+
+        checked      sequences with drafts in that step, their parts of it, their first draws, and the most tokens that
+                     blocks are taken for
+        num_passes   drafts of each
         """
         ...
 
@@ -84,6 +100,8 @@ class Drafting:
         self._block_size = block_size
         self._rules = rules
         self._guesses: list[tuple[Found, int]] = []
+        self._has_drafts = False  # the step that was proposed last
+        self._num_ahead = 0  # drafts of each sequence to make behind the next launch
         self._drafted: dict[Sequence, Found] = {}
         self.drafted_tokens = 0
         self.accepted_tokens = 0
@@ -99,6 +117,7 @@ class Drafting:
         That is guessed by what follows the tokens that are known. `propose` learns from it whether the guess was right.
         """
         chosen = self._chosen(running, pending, fit, now_s)
+        self._has_drafts = False  # the step under way has none
         self._guesses = [(found, len(found.sequence.tokens)) for found, _ in chosen if found.next is not None]
         return bool(chosen)
 
@@ -109,17 +128,36 @@ class Drafting:
             tokens = found.sequence.tokens
             if position < len(tokens):
                 self.count.verified(found.offer(1), int(tokens[position] == found.next))
-        num_drafts = 0
+        num_drafts, drafted_before = 0, self._has_drafts
         chosen = self._chosen(running, (), fit, now_s)
         for (found, _), drafts in zip(chosen, self._made(chosen, len(running)), strict=True):
             sequence = found.sequence
             if sequence.grammar is not None:
-                drafts = [*sequence.grammar.allowed(drafts)]
+                drafts = tuple(sequence.grammar.allowed([*drafts]))
             if drafts:
-                sequence.drafts = tuple(drafts)
+                sequence.drafts = drafts if isinstance(drafts, FutureDrafts) else tuple(drafts)
                 self._drafted[sequence] = found
                 num_drafts += len(drafts)
         self.count.drafted(num_drafts)
+        self._has_drafts = num_drafts > 0
+        # Not behind the first step with drafts: it may be a probe, and the next one have none.
+        is_ahead = self._has_drafts and drafted_before
+        self._num_ahead = max((count for found, count in chosen if found.drafts is None), default=0) if is_ahead else 0
+
+    def draft_ahead(
+        self, step: SequenceOf[tuple[Sequence, SequenceInput]], first_draws: Mapping[Sequence, int], num_running: int
+    ) -> None:
+        """Has the layer draft behind a step that was just launched, if the next one is likely to have drafts."""
+        num_passes, self._num_ahead = self._num_ahead, 0
+        if self._layer is None or not num_passes:
+            return
+        checked = []
+        for sequence, entry in step:
+            if entry.has_drafts:
+                most_tokens = min(entry.end + num_passes, entry.start + self._rules.most_new(sequence))
+                checked.append((sequence, entry, first_draws[sequence], most_tokens))
+        if checked:
+            self._layer.draft_ahead(checked, num_passes, num_running)
 
     def forget(self) -> bool:
         """Takes back what was proposed; False if that was nothing."""
@@ -175,10 +213,10 @@ class Drafting:
                 found.append(Found(sequence, tokens[0] if num_pending else None, drafts, len(drafts), is_forced))
         return found
 
-    def _made(self, chosen: list[tuple[Found, int]], num_running: int) -> list[list[int]]:
+    def _made(self, chosen: list[tuple[Found, int]], num_running: int) -> list[SequenceOf[int]]:
         """The drafts, so many of each find; the layer makes its own now, perhaps fewer."""
         wanted = [(found.sequence, count) for found, count in chosen if found.drafts is None]
-        made = iter(self._layer.drafts(wanted, num_running) if self._layer is not None and wanted else ())
+        made = iter(self._layer.drafts(wanted, num_running) if self._layer is not None else ())
         return [next(made) if found.drafts is None else found.drafts[:count] for found, count in chosen]
 
     def _guessed(self, sequence: Sequence, most: int) -> list[int]:

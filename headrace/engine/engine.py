@@ -30,7 +30,7 @@ from headrace.engine.requests import EngineRequests
 from headrace.engine.runner import ModelRunner
 from headrace.engine.scheduler import Scheduler, VictimPolicy, after_turn
 from headrace.engine.sequence import Computed, Failed, Halted, Sampled, Scored, Sequence, Started
-from headrace.engine.step import InFlight, Shortage, StepBuilder, rows_to_score
+from headrace.engine.step import InFlight, Shortage, StepBuilder, drafts_under_way, rows_to_score
 from headrace.engine.step_masks import StepMasks, WantedMask
 from headrace.engine.stopping import StopRules
 from headrace.engine.yielding import NOTHING_YIELDED
@@ -228,11 +228,14 @@ class Engine(EngineRequests):
         self._runner.keep_rows(self._running)
         step = self._builder.build(chunks, {} if self._in_flight is None else self._in_flight.inputs.draw_index)
         began_s = self._clock()
-        behind = self._in_flight.launched.drawn if self._in_flight is not None else None
+        behind = drafts_under_way(chunks) if self._in_flight is None else self._in_flight.launched.drawn
         # A mask needs the token before it. The device computes meanwhile: only the draws come after the masks.
         settle = self._settle if any(self._num_pending(sequence) for sequence, _ in step.constrained) else None
         with self._masks.computed(step.constrained, settle) as wait_for_masks:
             launched = self._runner.launch(step.inputs, step.draws, step.rows, wait_for_masks)
+        if self.drafting is not None and self._overlap:
+            parts = zip((chunk.sequence for chunk in chunks), step.inputs, strict=True)
+            self.drafting.draft_ahead([*parts], step.draw_index, len(self._running))
         self._give_up_confused(step.constrained)
         # Drafts are weighed by steps of decodes alone.
         turn_s = (

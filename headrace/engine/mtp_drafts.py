@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence as SequenceOf
 
 import torch
 
 from headrace.cache.prefix_cache import PrefixCache
 from headrace.engine.draft_passes import DraftStart
+from headrace.engine.drafts_ahead import CheckedSequence, DraftsAhead, FutureDrafts
 from headrace.engine.failures import first_line
 from headrace.engine.runner import ModelRunner
 from headrace.engine.sequence import Sequence
+from headrace.forward.sequence_input import SequenceInput
 
 log = logging.getLogger(__name__)
 
@@ -21,9 +24,44 @@ class MtpDrafts:
     def __init__(self, runner: ModelRunner, cache: PrefixCache) -> None:
         self._runner = runner
         self._cache = cache
+        self._ahead: DraftsAhead | None = None
+        self._row_of: dict[Sequence, int] = {}  # of those whose drafts are made ahead
 
-    def drafts(self, wanted: list[tuple[Sequence, int]], num_running: int) -> list[list[int]]:
+    def drafts(self, wanted: list[tuple[Sequence, int]], num_running: int) -> list[SequenceOf[int]]:
         """As `LayerDrafts.drafts`: none for want of memory on the device, fewer for want of blocks."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and all(sequence in self._row_of for sequence, _ in wanted):
+            return [self._made_ahead(ahead, *each) for each in wanted]
+        return [*self._made_now(wanted, num_running)]
+
+    def draft_ahead(
+        self, checked: list[tuple[Sequence, SequenceInput, int, int]], num_passes: int, num_running: int
+    ) -> None:
+        """As `LayerDrafts.draft_ahead`: no further than there are blocks."""
+        if not self._runner.can_draft_ahead:
+            return
+        starts = [self._checked(*each, num_running) for each in checked]
+        try:
+            self._ahead = self._runner.draft_ahead(starts, num_passes)
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            log.warning("nothing is drafted ahead: %s", first_line(error))
+            self._ahead = None
+        self._row_of = {sequence: row for row, (sequence, *_) in enumerate(checked)}
+
+    def _checked(
+        self, sequence: Sequence, entry: SequenceInput, first_draw: int, most_tokens: int, num_running: int
+    ) -> CheckedSequence:
+        claim = sequence.held
+        self._cache.extend(claim, most_tokens, min_blocks_left=num_running)
+        return CheckedSequence(entry, first_draw, len(claim.block_ids) * self._cache.block_size)
+
+    def _made_ahead(self, ahead: DraftsAhead, sequence: Sequence, num_drafts: int) -> SequenceOf[int]:
+        row = self._row_of[sequence]
+        return FutureDrafts(
+            ahead, row, min(num_drafts, ahead.num_passes, ahead.num_covered[row] - sequence.num_computed)
+        )
+
+    def _made_now(self, wanted: list[tuple[Sequence, int]], num_running: int) -> list[list[int]]:
         starts = [self._start(sequence, num_drafts, num_running) for sequence, num_drafts in wanted]
         drafting = [start for start in starts if start.num_drafts > 0]
         try:

@@ -1,14 +1,15 @@
 """Runs engine steps of one model over one node's cache memory, and draws the next tokens on the model's device."""
 
 from collections.abc import Collection, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
-from headrace.engine.decode_inputs import DecodeInputs
+from headrace.engine.decode_inputs import DecodeInputs, round_up
 from headrace.engine.draft_passes import CapturedDrafts, DraftStart, draft_tokens
+from headrace.engine.drafts_ahead import CheckedSequence, DraftsAhead
 from headrace.engine.draw import Draw, PromptRows
 from headrace.engine.graphs import (
     BATCH_SIZES,
@@ -68,6 +69,7 @@ class ModelRunner:
         self.token_biases = TokenBiases(model.config.vocab_size, memory.device)
         self._graphs = StepGraphs(layout.block_size)
         self._drafts: CapturedDrafts | None = None
+        self._drafted: Tensor | None = None  # [rows, drafts] that captured passes made last
 
     @torch.inference_mode()
     def capture_decodes(self, max_sequences: int, max_tokens: int, capture: Capture | None = None) -> None:
@@ -130,18 +132,21 @@ class ModelRunner:
         capture      None: on the current CUDA device
         """
         drawn, sizes_of = self._drawn.clone(), checked_sizes(max_sequences, max_drafts)
+        most = round_up(sizes_up_to(max_sequences, BATCH_SIZES)[-1], 16)
+        drafted = torch.zeros(most, max_drafts, dtype=torch.int64, device=self.memory.device)
         to_check = capture or CudaCapture("draft check", sum(map(len, sizes_of.values())))
         forward = partial(self._decode, out=self._replayed_logits)
         checks = []
         for rows_each, sizes in reversed(sizes_of.items()):
-            inputs = VerifyInputs(self.memory, sizes[-1] // rows_each, rows_each, max_tokens)
+            inputs = VerifyInputs(self.memory, drafted, sizes[-1] // rows_each, rows_each, max_tokens)
             checks.append(CapturedPasses(forward, inputs, sizes, to_check))
         self._graphs.checks = tuple(reversed(checks))
         self._drawn.copy_(drawn)
         if self.model.mtp is not None:
             sizes = sizes_up_to(max_sequences, BATCH_SIZES)
-            to_draft = capture or CudaCapture("draft", len(sizes))
-            self._drafts = CapturedDrafts(self.model, self.memory, sizes, max_tokens, to_draft)
+            to_draft = capture or CudaCapture("draft", 2 * len(sizes))
+            self._drafts = CapturedDrafts(self.model, self.memory, self._drawn, drafted, sizes, max_tokens, to_draft)
+            self._drafted = drafted
 
     @property
     def prefill_rows(self) -> tuple[int, ...]:
@@ -154,6 +159,36 @@ class ModelRunner:
         if self._drafts is not None and self._drafts.fits(starts):
             return self._drafts.draft_tokens(starts)
         return draft_tokens(self.model, self.memory, starts)
+
+    @property
+    def can_draft_ahead(self) -> bool:
+        """True if the layer's passes were captured."""
+        return self._drafts is not None
+
+    def draft_ahead(self, starts: Sequence[CheckedSequence], num_passes: int) -> DraftsAhead | None:
+        """The MTP layer's drafts behind the step just launched, as if its tokens were known. Waits for nothing.
+
+        None where captured passes do not hold them. The next launch may take them as `future_drafts`.
+        """
+        if self._drafts is None or not self._drafts.takes(starts, num_passes):
+            return None
+        return self._drafts.draft_ahead(starts, num_passes)
+
+    def _known(self, inputs: Sequence[SequenceInput]) -> Sequence[SequenceInput]:
+        """The inputs with the values of their future drafts. Waits for them, if there are some."""
+        if self._drafted is None or all(entry.future_drafts is None for entry in inputs):
+            return inputs
+        made = self._drafted.tolist()
+        return [
+            entry
+            if entry.future_drafts is None
+            else replace(
+                entry,
+                tokens=[entry.tokens[0], *made[entry.future_drafts][: len(entry.tokens) - 1]],
+                future_drafts=None,
+            )
+            for entry in inputs
+        ]
 
     @cached_property
     def _replayed_logits(self) -> Tensor:
@@ -177,7 +212,7 @@ class ModelRunner:
 
     def _hidden(self, inputs: Sequence[SequenceInput]) -> Tensor:
         batch = ForwardBatch.build(
-            inputs,
+            self._known(inputs),
             self.memory.layout.block_size,
             self.model.device,
             self._drawn,

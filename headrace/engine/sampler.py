@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -97,6 +98,16 @@ def choose(
     return chosen
 
 
+class OnDevice(Protocol):
+    """Work of a device, whose end is an event; None on a CPU, where it is over when it is launched."""
+
+    @property
+    def arrived(self) -> torch.cuda.Event | None: ...
+
+    @property
+    def has_arrived(self) -> bool: ...
+
+
 class Drawn:
     """A step's tokens on their way to the host: made when the step is launched, read when it is over."""
 
@@ -113,12 +124,12 @@ class Drawn:
             pending = PendingLogprobs(logits.index_select(0, rows), ids.index_select(0, rows), most)
             self._pending.append((pending, num_top_of))
         self._ids = to_host(ids)
-        self._arrived = recorded(ids.device, is_timed=True)
+        self.arrived = recorded(ids.device, is_timed=True)
 
     def tokens(self) -> list[Token]:
         """The tokens in the order of the draws, with the requested logprobs. Waits for the step."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
+        if self.arrived is not None:
+            self.arrived.synchronize()
         logprobs: dict[int, Logprobs] = {}
         for pending, num_top_of in self._pending:
             logprobs.update(zip(num_top_of, pending.rows(list(num_top_of.values())), strict=True))
@@ -127,13 +138,13 @@ class Drawn:
     @property
     def has_arrived(self) -> bool:
         """True if the device is done with the step; False on a CPU, whose steps are over when they are launched."""
-        return self._arrived is not None and self._arrived.query()
+        return self.arrived is not None and self.arrived.query()
 
-    def seconds_after(self, before: Drawn) -> float | None:
-        """Time on the device from the end of that step to the end of this one; None on a CPU. Both must be over."""
-        if self._arrived is None or before._arrived is None:
+    def seconds_after(self, before: OnDevice) -> float | None:
+        """Time on the device from the end of that work to the end of this step; None on a CPU. Both must be over."""
+        if self.arrived is None or before.arrived is None:
             return None
-        return before._arrived.elapsed_time(self._arrived) / 1000
+        return before.arrived.elapsed_time(self.arrived) / 1000
 
 
 def _settings(draws: Sequence[Draw], device: torch.device) -> tuple[Tensor, Tensor]:

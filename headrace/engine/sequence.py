@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -209,7 +210,7 @@ class Sequence:
     num_scored: int = 0
     checkpoints: list[int] = field(default_factory=list)
     decoded: list[Checkpoint] = field(default_factory=list)
-    drafts: tuple[int, ...] = ()
+    drafts: SequenceOf[int] = ()
     drafter: Drafter | None = None
     acceptance: Acceptance | None = None
     drafted_tokens: int = 0

@@ -7,9 +7,10 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from headrace.cache.publishing import ScheduledChunk
+from headrace.engine.drafts_ahead import FutureDrafts
 from headrace.engine.draw import Draw, PromptRows
 from headrace.engine.runner import Launched, ModelRunner
-from headrace.engine.sampler import Drawn
+from headrace.engine.sampler import OnDevice
 from headrace.engine.sequence import Sequence
 from headrace.engine.step_masks import WantedMask
 from headrace.engine.stopping import StopRules
@@ -43,7 +44,7 @@ class InFlight:
 
     shape        its contents, by which its time is judged
     began_s      when it was launched
-    behind       the step that was still in flight then: this one begins when that ends
+    behind       the step or the drafts that were still in flight then: this one begins when that ends
     turn_s       when the engine began to make it, with its drafts; None: not noted, it computes prompts, or none drafts
     has_waited   that step had ended before this one was launched: the device waited for the host
     """
@@ -53,7 +54,7 @@ class InFlight:
     launched: Launched
     shape: StepShape
     began_s: float
-    behind: Drawn | None
+    behind: OnDevice | None
     turn_s: float | None
     has_waited: bool
 
@@ -117,7 +118,7 @@ class StepBuilder:
         mask_row = _mask_row(sequence, (), masks)
         return draw.with_rows(counts_row, bias_row, mask_row)
 
-    def _draw_after(self, sequence: Sequence, drafts: tuple[int, ...], masks: list[WantedMask]) -> Draw:
+    def _draw_after(self, sequence: Sequence, drafts: SequenceOf[int], masks: list[WantedMask]) -> Draw:
         """The draw of the token after these drafts, as `_draw` would make it if they were the sequence's tokens."""
         sampling, counts_row, bias_row = sequence.request.sampling, None, None
         if sampling.has_penalty:
@@ -137,14 +138,21 @@ def rows_to_score(chunk: ScheduledChunk[Sequence]) -> range:
     return range(max(to_score.start, span.start), min(to_score.stop, span.end))
 
 
+def drafts_under_way(chunks: SequenceOf[ScheduledChunk[Sequence]]) -> OnDevice | None:
+    """The drafts of these chunks that the device is still making."""
+    drafts = (chunk.sequence.drafts for chunk in chunks if chunk.draft_slots)
+    made = next((each.made for each in drafts if isinstance(each, FutureDrafts)), None)
+    return None if made is None or made.has_arrived else made
+
+
 def _draws_token(chunk: ScheduledChunk[Sequence]) -> bool:
     return chunk.span.end >= chunk.sequence.prefill_length and chunk.sequence.job.max_new > 0
 
 
-def _mask_row(sequence: Sequence, drafts: tuple[int, ...], masks: list[WantedMask]) -> int | None:
+def _mask_row(sequence: Sequence, drafts: SequenceOf[int], masks: list[WantedMask]) -> int | None:
     if sequence.grammar is None:
         return None
-    masks.append((sequence, drafts))
+    masks.append((sequence, tuple(drafts)))
     return len(masks) - 1
 
 
@@ -153,8 +161,12 @@ def _sequence_input(chunk: ScheduledChunk[Sequence], num_logits: int, future_tok
     tokens: SequenceOf[int] = (FUTURE_TOKEN,)
     if future_token is None:
         tokens = sequence.tokens[span.start : span.end]
+    future_drafts = None
     if chunk.draft_slots:
-        tokens = [*tokens, *sequence.drafts]
+        drafts = sequence.drafts
+        if isinstance(drafts, FutureDrafts):
+            future_drafts, drafts = drafts.row, [FUTURE_TOKEN] * len(drafts)
+        tokens = [*tokens, *drafts]
     emit = [(boundary.num_tokens, slot) for boundary, slot in chunk.emit]
     emit += enumerate(chunk.draft_slots, span.start + 1)
     return SequenceInput(
@@ -166,6 +178,7 @@ def _sequence_input(chunk: ScheduledChunk[Sequence], num_logits: int, future_tok
         emit=tuple(emit),
         num_logits=num_logits,
         future_token=future_token,
+        future_drafts=future_drafts,
     )
 
 

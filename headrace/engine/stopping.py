@@ -32,7 +32,7 @@ class StopRules:
             return replace(draw, banned=(*banned, *words.banned(tokens, start)))
         return replace(draw, banned_after=words.banned_after(tokens, start), pending=pending)
 
-    def draw_after(self, sequence: Sequence, drafts: tuple[int, ...]) -> Draw:
+    def draw_after(self, sequence: Sequence, drafts: SequenceOf[int]) -> Draw:
         """The draw of the token after these drafts, if they follow its tokens, which are all known."""
         sampling, words = sequence.request.sampling, sequence.bad_words
         too_early = sequence.num_output + len(drafts) < sampling.min_tokens

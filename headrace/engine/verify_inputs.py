@@ -11,15 +11,17 @@ from enum import IntEnum
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from headrace.engine.decode_inputs import PAD_SLOT, HostTable, round_up
 from headrace.forward.forward_batch import DecodeRows, ForwardBatch
 from headrace.forward.memory import CacheMemory
-from headrace.forward.sequence_input import SequenceInput
+from headrace.forward.sequence_input import SequenceInput, written_slots
 from headrace.kernels.attention.decode import PagedContexts
 from headrace.kernels.attention.paged_attention import PagedDecode
 from headrace.kernels.lib.segments import StateSource
 from headrace.kernels.lib.sizes import cdiv
+from headrace.kernels.sampling.future_tokens import resolve_future_tokens
 
 
 class RowField(IntEnum):
@@ -32,18 +34,15 @@ class RowField(IntEnum):
     OFFSET = 4
     DST = 5
     LOGITS = 6  # the row whose logits are first, second and so on
-
-
-def written_slots(entry: SequenceInput) -> list[int]:
-    """The slots that the states after its tokens go to, in order."""
-    return [*(slot for _, slot in entry.emit), entry.dst_slot]
+    FUTURE = 7  # which of the layer's drafts its token is, or -1: TOKEN has it
 
 
 class VerifyInputs:
     """Sequences of one token each, with up to T - 1 drafts behind it; their number is padded to a captured size."""
 
-    def __init__(self, memory: CacheMemory, max_sequences: int, rows_each: int, max_tokens: int):
-        """No sequence is longer than `max_tokens`."""
+    def __init__(self, memory: CacheMemory, drafted: Tensor, max_sequences: int, rows_each: int, max_tokens: int):
+        """`drafted` int64 [rows, K]: the layer's last drafts. No sequence is longer than `max_tokens`."""
+        self._drafted = drafted
         self._rows_each = rows_each
         self._block_size, self._scratch_block = memory.layout.block_size, memory.scratch_block
         # Multiples of sixteen, as in `DecodeInputs`.
@@ -51,7 +50,8 @@ class VerifyInputs:
         self._max_blocks = round_up(cdiv(max_tokens, self._block_size), 16)
         device = memory.device
         self._rows = torch.zeros(len(RowField), self._max_sequences * rows_each, dtype=torch.int32, device=device)
-        self._rows[RowField.BLOCK], self._rows[RowField.DST] = memory.scratch_block, PAD_SLOT
+        self._rows[RowField.BLOCK] = memory.scratch_block
+        self._rows[RowField.DST] = self._rows[RowField.FUTURE] = PAD_SLOT
         self._src = torch.full((self._max_sequences,), PAD_SLOT, dtype=torch.int32, device=device)
         self._table = torch.zeros(self._max_sequences, self._max_blocks, dtype=torch.int32, device=device)
         self._host_table = HostTable(self._max_sequences, self._max_blocks)
@@ -60,7 +60,7 @@ class VerifyInputs:
         return len(inputs) * self._rows_each
 
     def fits(self, inputs: Sequence[SequenceInput]) -> bool:
-        """True if `load` takes them: known tokens, a slot behind each."""
+        """True if `load` takes them: known newest tokens, a slot behind each token."""
         return all(
             (entry.is_decode or entry.has_drafts)
             and len(entry.tokens) <= self._rows_each
@@ -99,6 +99,12 @@ class VerifyInputs:
         blocks = np.take_along_axis(table, positions // self._block_size, axis=1)
         rows_FBT[:] = 0
         rows_FBT[RowField.BLOCK, n:], rows_FBT[RowField.DST, n:] = self._scratch_block, PAD_SLOT
+        future_rows = np.array([PAD_SLOT if entry.future_drafts is None else entry.future_drafts for entry in inputs])
+        is_future = is_real & (place > 0) & (future_rows >= 0)[:, None]
+        rows_FBT[RowField.FUTURE] = PAD_SLOT
+        rows_FBT[RowField.FUTURE, :n] = np.where(
+            is_future, future_rows[:, None] * self._drafted.shape[1] + place - 1, PAD_SLOT
+        )
         rows_FBT[RowField.TOKEN, :n] = tokens
         rows_FBT[RowField.POSITION, :n] = positions
         rows_FBT[RowField.CONTEXT, :n] = np.where(is_real, positions + 1, 0)
@@ -124,7 +130,7 @@ class VerifyInputs:
                 attention=PagedDecode(num_rows, contexts),
             ),
             prefill=None,
-            tokens_T=row[RowField.TOKEN],
+            tokens_T=resolve_future_tokens(row[RowField.TOKEN], row[RowField.FUTURE], self._drafted.view(-1)),
             positions_T=row[RowField.POSITION],
             block_T=row[RowField.BLOCK],
             offset_T=row[RowField.OFFSET],

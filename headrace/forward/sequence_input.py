@@ -21,6 +21,7 @@ class SequenceInput:
     emit: tuple[tuple[int, int], ...] = ()  # (num_tokens, slot): also write the state after num_tokens tokens
     num_logits: int = 1  # 0, 1 (after the last token) or len(tokens)
     future_token: int | None = None  # tokens[0] stands in for the token with this index among the last launch's draws
+    future_drafts: int | None = None  # tokens[1:] stand in for those that the layer drafted last in this row
 
     def __post_init__(self) -> None:
         if not self.tokens:
@@ -48,3 +49,8 @@ class SequenceInput:
     def has_drafts(self) -> bool:
         """True for a new token and drafts behind it: logits of every row, and the state after each has a slot."""
         return 1 < len(self.tokens) == self.num_logits == len(self.emit) + 1
+
+
+def written_slots(entry: SequenceInput) -> list[int]:
+    """The slots that the states after its tokens go to, in order, if it has drafts or a single token."""
+    return [*(slot for _, slot in entry.emit), entry.dst_slot]

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def drafted(sequence: int, tokens: list[int], start: int, *slots: int) -> Sequen
 @pytest.mark.slow
 @torch.inference_mode()
 def test_a_captured_check_equals_a_plain_one_row_for_row_and_state_for_state(with_layer: Path) -> None:
-    """Sequences with three drafts, with one, and with none, and one of padding."""
+    """Sequences with three drafts, with one, and with none, and one of padding; some drafts are on the device alone."""
     plain, ours = runner_of(with_layer), runner_of(with_layer)
     prompts = [random_prompt(n, seed=n) for n in (17, 30, 9)]
     for runner in (plain, ours):
@@ -70,7 +71,9 @@ def test_a_captured_check_equals_a_plain_one_row_for_row_and_state_for_state(wit
         drafted(1, [5], 30),
         drafted(2, [6, 7], 9, 8),
     ]
-    replayed = ours._graphs.run(inputs)
+    ours._drafted[2, :3] = torch.tensor([2, 3, 4])
+    future = replace(inputs[0], tokens=[1, 0, 0, 0], future_drafts=2)
+    replayed = ours._graphs.run([future, *inputs[1:]])
     assert replayed is not None and replayed.is_drawn
     expected = plain.forward(inputs)
     torch.testing.assert_close(replayed.logits, expected, atol=2e-3, rtol=1e-3)

@@ -1,0 +1,151 @@
+"""Drafts made ahead: the MTP layer's passes behind a check whose tokens the host does not know yet.
+
+How many of the check's drafts are right says where the next ones begin. A captured pass finds that on the device, so
+that the layer drafts while the host takes the tokens, accounts for them, and makes the next step.
+
+Legend    B sequences of a captured size, T tokens of each in a check at most, K = T - 1 drafts
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.engine.decode_inputs import PAD_SLOT
+from headrace.engine.logprobs import recorded, to_host
+from headrace.forward.sequence_input import SequenceInput, written_slots
+
+
+@dataclass(frozen=True)
+class CheckedSequence:
+    """One sequence of a launched step with drafts.
+
+    entry         its part of the step
+    first_draw    index of the draw behind its newest token; those behind its drafts follow
+    num_covered   tokens that its blocks cover: no pass goes beyond
+    """
+
+    entry: SequenceInput
+    first_draw: int
+    num_covered: int
+
+    @property
+    def block_ids(self) -> Sequence[int]:
+        return self.entry.block_ids
+
+    def num_tokens(self, num_drafts: int) -> int:
+        """Tokens that passes may reach: if all drafts of the check are right, and so many are made behind them."""
+        return min(self.num_covered, self.entry.end + num_drafts)
+
+
+class DraftsAhead:
+    """The layer's drafts of some sequences, on their way to the host; row i of `ids` [rows, K] has the i-th one's."""
+
+    def __init__(self, ids: Tensor, starts: Sequence[CheckedSequence]) -> None:
+        """`ids` int64 may be overwritten by the next passes."""
+        self.num_covered = [start.num_covered for start in starts]
+        self.num_passes = ids.shape[1]
+        self._on_host = to_host(ids)
+        self.arrived = recorded(ids.device, is_timed=True)
+        self._known: list[list[int]] | None = None
+
+    @property
+    def has_arrived(self) -> bool:
+        """True if the device is done with the passes."""
+        return self.arrived is None or self.arrived.query()
+
+    def ids(self) -> list[list[int]]:
+        """The drafts of each row. Waits for them."""
+        if self._known is None:
+            if self.arrived is not None:
+                self.arrived.synchronize()
+            self._known = self._on_host.tolist()
+        return self._known
+
+
+class FutureDrafts(Sequence[int]):
+    """The first drafts of a row of `DraftsAhead`: their number is known, and whoever asks for a value waits for it."""
+
+    def __init__(self, made: DraftsAhead, row: int, number: int) -> None:
+        self.made = made
+        self.row = row
+        self._number = number
+
+    def __len__(self) -> int:
+        return self._number
+
+    @overload
+    def __getitem__(self, place: int) -> int: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[int]: ...
+    def __getitem__(self, place: int | slice) -> int | Sequence[int]:
+        if isinstance(place, int):
+            return self._values()[place]
+        start, stop, stride = place.indices(self._number)
+        if (start, stride) == (0, 1):
+            return FutureDrafts(self.made, self.row, max(0, stop))
+        return self._values()[place]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._values())
+
+    def _values(self) -> list[int]:
+        return self.made.ids()[self.row][: self._number]
+
+
+class CheckedStarts:
+    """Inputs of the captured pass that finds where drafts begin: tensors at fixed addresses, filled by one copy.
+
+    drawn     int64: the last launch's tokens, those behind drafts among them
+    drafted   int64 [rows, K]: the drafts that the passes made last, which the check may have been about
+    """
+
+    FIRST_DRAW, START, NUM_DRAFTS, NUM_COVERED, NUM_PASSES = range(5)
+
+    def __init__(self, drawn: Tensor, drafted: Tensor) -> None:
+        self._drawn, self._drafted = drawn, drafted
+        most, self._max_drafts = drafted.shape
+        K = self._max_drafts
+        self._parts = (5, K + 1, K, K)  # numbers of a sequence; slots; drafts, and which of `drafted` they are, or -1
+        padding = np.zeros(sum(self._parts), dtype=np.int64)
+        padding[5 : 5 + K + 1] = padding[-K:] = PAD_SLOT
+        self._padding = padding
+        self._fields = torch.from_numpy(padding).to(drawn.device).repeat(most, 1)
+
+    def packed(self, starts: Sequence[CheckedSequence], size: int, num_passes: int) -> np.ndarray:
+        """[size, F], for `load`."""
+        K = self._max_drafts
+        rows = np.tile(self._padding, (size, 1))
+        for row, start in zip(rows, starts, strict=False):
+            entry = start.entry
+            num_drafts = len(entry.tokens) - 1
+            row[:5] = start.first_draw, entry.start, num_drafts, start.num_covered, num_passes
+            row[5 : 6 + num_drafts] = written_slots(entry)
+            if entry.future_drafts is None:
+                row[6 + K : 6 + K + num_drafts] = entry.tokens[1:]
+            else:
+                first = entry.future_drafts * K
+                row[6 + 2 * K : 6 + 2 * K + num_drafts] = range(first, first + num_drafts)
+        return rows
+
+    def load(self, packed: Tensor) -> None:
+        self._fields[: len(packed)].copy_(packed)
+
+    def found(self, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The newest token of each sequence, its position, where its drafts end, and the slot of its state."""
+        numbers, slots_BT, known_BK, source_BK = self._fields[:size].split(self._parts, dim=1)
+        first, start, num_drafts, num_covered, num_passes = numbers.unbind(1)
+        place_T = torch.arange(self._max_drafts + 1, device=self._fields.device)
+        drawn_BT = self._drawn[(first[:, None] + place_T).clamp(max=len(self._drawn) - 1)]
+        made_BK = self._drafted.view(-1)[source_BK.clamp(min=0)]
+        drafts_BK = torch.where(source_BK >= 0, made_BK, known_BK)
+        is_right = (drawn_BT[:, :-1] == drafts_BK) & (place_T[:-1] < num_drafts[:, None])
+        num_right = is_right.long().cumprod(dim=1).sum(dim=1, keepdim=True)
+        positions = start + 1 + num_right[:, 0]
+        ends = torch.minimum(positions + num_passes, num_covered)
+        return drawn_BT.gather(1, num_right)[:, 0], positions, ends, slots_BT.gather(1, num_right)[:, 0]

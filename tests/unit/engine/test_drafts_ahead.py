@@ -1,0 +1,204 @@
+"""Drafts that a model's layer makes behind a step whose tokens nobody has read yet, in Triton's interpreter."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from headrace.engine.build import BuiltEngine
+from headrace.engine.draft_passes import DraftStart, draft_tokens
+from headrace.engine.drafts_ahead import CheckedSequence, FutureDrafts
+from headrace.engine.draw import Draw
+from headrace.engine.graphs import Captured
+from headrace.engine.runner import ModelRunner
+from headrace.engine.sequence import Halted
+from headrace.forward.memory import CacheMemory
+from headrace.forward.sequence_input import SequenceInput
+from headrace.models.weights import load_model
+from headrace.request import Request, Sampling
+from tests.support.engine.drafters import MTP_DRAFTS, ROOMY, mtp_engine_of, num_drafted, steps, together
+from tests.support.engine.driving import (
+    GREEDY,
+    assert_nothing_in_use,
+    generate,
+    request,
+    serve,
+    small_engine,
+    submit,
+)
+from tests.support.engine.interpreted import BLOCKS_EACH, assert_same_memory, blocks_of, step, triton_on_the_cpu
+from tests.support.engine.mtp_checkpoints import add_mtp, train_mtp
+from tests.support.engine.oracle import random_prompt
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU it is test_cuda.py that does this")
+MAX_TOKENS = BLOCKS_EACH * 16
+BEST = Draw(Sampling(max_tokens=1, seed=0, temperature=0.0), 0)
+# Of three tokens, which the trained layer often guesses.
+ANSWER = replace(GREEDY, max_tokens=24, bias_ids=(7, 9, 11), bias_values=(30.0, 30.0, 30.0))
+RANDOM = replace(ANSWER, max_tokens=16, seed=3, temperature=0.9, top_p=0.95)
+KNOWN = random_prompt(17)
+
+
+def once_needed(work: Callable[[], Tensor]) -> Captured:
+    """Nothing runs before the first replay, and what it finds lies in the inputs of the next one."""
+
+    def replay() -> None:
+        with triton_on_the_cpu():
+            work()
+
+    return Captured(replay, torch.empty(0))
+
+
+def capture_layer(runner: ModelRunner, max_sequences: int, max_tokens: int) -> None:
+    """Captures the layer's passes alone: checks are launched, with the values of their drafts."""
+    runner.capture_checks(max_sequences, 3, max_tokens, once_needed)
+    runner._graphs.checks = ()
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = Path(shutil.copytree(tiny_checkpoint("qwen35"), tmp_path_factory.mktemp("mtp") / "ahead"))
+    layer = add_mtp(path)
+    answer = generate(small_engine(path), request(KNOWN, ANSWER)).tokens
+    train_mtp(path, layer, [[*KNOWN, *answer]], num_steps=30)
+    return path
+
+
+def ahead_of(path: Path, **changes: object) -> BuiltEngine:
+    built = small_engine(path, speculation=MTP_DRAFTS, cache_bytes=ROOMY, overlap=True, max_running=4, **changes)
+    capture_layer(built.engine._runner, 4, 256)
+    return built
+
+
+@pytest.fixture
+def num_future(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of drafts in each sequence's part of a step whose values the host did not know."""
+    numbers: list[int] = []
+    made = FutureDrafts.__init__
+
+    def noted(self: FutureDrafts, *args: object) -> None:
+        made(self, *args)
+        numbers.append(len(self))
+
+    monkeypatch.setattr(FutureDrafts, "__init__", noted)
+    return numbers
+
+
+@torch.inference_mode()
+def test_passes_begin_behind_the_drafts_that_were_right(trained: Path) -> None:
+    """All of three, one of two, and none of one, whose blocks end soon."""
+    runners = []
+    for _ in range(2):
+        model = load_model(str(trained), torch.float32, "cpu", with_mtp=True)
+        memory = CacheMemory(model.cache_layout(16), 4 * BLOCKS_EACH, 12)
+        for pool in memory.pools:
+            pool.fill_(float("nan"))
+        runners.append(ModelRunner(model, memory))
+    plain, ours = runners
+    capture_layer(ours, 4, MAX_TOKENS)
+    prompts = [random_prompt(n, seed=n) for n in (14, 30, 9)]
+    drafted = [[2, 3, 4], [6, 7], [8]]
+    slots = [(5, 6, 7), (8, 9), (10,)]
+    inputs = [
+        SequenceInput(
+            [1, *drafts], len(prompt), blocks_of(i), i, i, tuple(enumerate(states, len(prompt) + 1)), len(drafts) + 1
+        )
+        for i, (prompt, drafts, states) in enumerate(zip(prompts, drafted, slots, strict=True))
+    ]
+    for runner in runners:
+        runner.forward([step(i, prompt, 0, len(prompt), None, i) for i, prompt in enumerate(prompts)])
+        runner.launch(inputs, [(row, BEST) for row in range(9)])
+    drawn = torch.tensor([2, 3, 4, 50, 6, 51, 52, 53, 54])
+    ours._drawn[:9] = drawn
+    starts = [CheckedSequence(entry, first, 64) for entry, first in zip(inputs, (0, 4, 7), strict=True)]
+    starts[2] = replace(starts[2], num_covered=12)
+    made = ours.draft_ahead(starts, 3)
+    expected = draft_tokens(
+        plain.model,
+        plain.memory,
+        [
+            DraftStart(50, 14 + 4, blocks_of(0), 0, 3),
+            DraftStart(51, 30 + 2, blocks_of(1), 9, 3),
+            DraftStart(53, 9 + 1, blocks_of(2), 10, 2),
+        ],
+    )
+    assert made is not None
+    ids = made.ids()
+    assert [ids[0], ids[1], ids[2][:2]] == expected
+    assert_same_memory(ours, plain)
+    # The next check may be about these, and the passes behind it read them where they are.
+    entry = SequenceInput([50, 0, 0], 18, blocks_of(0), 0, 0, ((19, 5), (20, 6)), 3, future_drafts=0)
+    ours._drawn[:3] = torch.tensor([*ids[0][:2], 60])
+    again = ours.draft_ahead([CheckedSequence(entry, 0, 64)], 1)
+    assert again is not None and ours._drafts is not None
+    assert ours._drafts._ends[:1].tolist() == [18 + 3 + 1], "both were right"
+
+
+@pytest.mark.parametrize("sampling", [ANSWER, RANDOM, replace(RANDOM, repetition_penalty=1.2)])
+def test_answers_and_drafts_are_those_of_settled_steps(sampling: Sampling, trained: Path, num_future) -> None:
+    asked = [request(prompt, sampling) for prompt in (KNOWN, random_prompt(30))]
+    settled = small_engine(trained, speculation=MTP_DRAFTS, cache_bytes=ROOMY)
+    built = ahead_of(trained)
+    tokens = [run.tokens for run in together(built, asked)]
+    assert tokens == [run.tokens for run in together(small_engine(trained), asked)]
+    together(settled, asked)
+    assert num_drafted(built) == num_drafted(settled)
+    assert num_drafted(built)[1] > 0 and sum(num_future) > 10
+
+
+def test_what_comes_after_a_stop_token_among_drafts_made_ahead_is_dropped(trained: Path, num_future) -> None:
+    free = generate(small_engine(trained), request(KNOWN, ANSWER)).tokens
+    place = max(i for i in range(6, 20) if free[i : i + 2] not in [free[j : j + 2] for j in range(i)])
+    asked = [
+        request(KNOWN, replace(ANSWER, stop_token_ids=(free[place],), min_tokens=place)),
+        request(KNOWN, replace(ANSWER, max_tokens=place)),
+    ]
+    built = ahead_of(trained)
+    expected = [run.tokens for run in together(small_engine(trained), asked)]
+    assert [run.tokens for run in together(built, asked)] == expected
+    assert num_drafted(built)[1] > 0 and sum(num_future) > 5
+
+
+def test_requests_come_and_go_while_drafts_are_made(trained: Path, num_future) -> None:
+    """One is released, one halted for a while, and one joins that has none made ahead."""
+    prompts = (KNOWN, random_prompt(18), random_prompt(19), random_prompt(33))
+    asked = [request(prompt, ANSWER) for prompt in prompts]
+    expected = [run.tokens for run in together(small_engine(trained), asked)]
+    built = ahead_of(trained)
+    gone, halted, stays = (submit(built, each) for each in asked[:3])
+    while min(len(run.tokens) for run in (gone, halted, stays)) < 5:
+        steps(built, 1)
+    assert num_future and stays.sequence.drafts
+    built.engine.release(gone.sequence)
+    built.engine.halt(halted.sequence)
+    assert isinstance(halted.events[-1], Halted)
+    joins = submit(built, asked[3])
+    steps(built, 2)
+    built.engine.go_on_halted(halted.sequence)
+    serve(built, halted, stays, joins)
+    assert [run.tokens for run in (halted, stays, joins)] == expected[1:]
+    assert gone.tokens == expected[0][: len(gone.tokens)]
+    assert_nothing_in_use(built)
+
+
+def test_preempted_requests_get_the_answers_they_would_have_had(trained: Path, num_future) -> None:
+    asked: list[Request] = [request(random_prompt(n), replace(ANSWER, max_tokens=40)) for n in (30, 31, 32)]
+    scarce = mtp_engine_of(trained, 11, 9, overlap=True, max_running=4)
+    capture_layer(scarce.engine._runner, 4, 256)
+    runs = together(scarce, asked)
+    assert [run.tokens for run in runs] == [run.tokens for run in together(small_engine(trained), asked)]
+    assert scarce.engine.preemptions > 0 and num_future
+
+
+def test_drafts_ahead_preempt_nobody(trained: Path) -> None:
+    """Both answers end in their last blocks, for which there is just enough room."""
+    asked = [request(KNOWN, replace(ANSWER, max_tokens=30 + extra)) for extra in (0, 1)]
+    built = mtp_engine_of(trained, 6, 9, overlap=True, max_running=4)
+    capture_layer(built.engine._runner, 4, 256)
+    runs = together(built, asked)
+    assert [run.tokens for run in runs] == [run.tokens for run in together(small_engine(trained), asked)]
+    assert built.engine.preemptions == 0
