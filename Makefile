@@ -28,7 +28,7 @@ help:
 	@echo 'make bench-gpu-cluster  two GPUs: prefill on one and decode on the other, beside one that does both'
 	@echo 'make campaigns  every kind of fault fifty times under load (80 min: make campaign-faults), ten minutes of hostile'
 	@echo '                clients beside ordinary chats (20 min: campaign-hostile), 20,000 requests, 10,000 transfers and'
-	@echo '                ten storms of aborted requests in a row (13 min: campaign-soak), decode nodes killed in the middle'
+	@echo '                twenty storms of aborted requests (15 min: campaign-soak), decode nodes killed in the middle'
 	@echo '                of 50 JSON answers (10 min: campaign-grammars)'
 	@echo 'make bench-transfer  the transfer alone, on a host and between two GPUs (PYTHON=python3 where torch sees them)'
 	@echo 'make clients    OpenAI for Python and Node, Anthropic, LangChain, litellm, instructor, openai-agents: unmodified'
@@ -136,7 +136,7 @@ campaign-hostile: venv
 
 campaign-soak: venv
 	$(CAMPAIGN) tests/cluster/test_soak.py --soak-sessions 10000
-	$(CAMPAIGN) tests/cluster/test_request_soak.py --soak-requests 20000 --abort-storms 10
+	$(CAMPAIGN) tests/cluster/test_request_soak.py --soak-requests 20000 --abort-storms 20
 
 bench-transfer: $(if $(PYTHON),,venv)
 	$(or $(PYTHON),$(BIN)/python) -m benchmarks transfer-cpu

@@ -11,7 +11,7 @@ MAX_GROWTH_KIB = 1.0
 """A request, after the warm-up."""
 MIN_JUDGED_REQUESTS = 5_000
 """With fewer, the allocators' steps of some MiB are more than that."""
-MIN_JUDGED_STORMS = 5
+MIN_JUDGED_STORMS = 20
 MIN_THROUGHPUT_KEPT = 0.95
 
 pytestmark = pytest.mark.slow
