@@ -1,8 +1,6 @@
-"""The live page, in a real browser (Debian's chromium, where it is installed)."""
+"""The live page: what a browser draws of fake nodes, and what the router serves for it."""
 
-import asyncio
 import re
-import shutil
 from pathlib import Path
 
 import httpx
@@ -10,13 +8,11 @@ import pytest
 
 from router.keys import ApiKey, hash_of, new_key
 from router.text.tokens import ModelTokens
-from tests.support.patience import PATIENCE_S
+from tests.support.browser import in_browser, part, shown
 from tests.support.router.fake_nodes import fake_cluster
 from tests.unit.router.conftest import Running, StartRouter
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
-in_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium")
 
 
 @pytest.fixture
@@ -24,28 +20,6 @@ async def running(start_router: StartRouter, tokens: ModelTokens) -> Running:
     running = await start_router(fake_cluster([*tokens.encode("The code."), 0], eos_id=0, decode=2))
     (await running.http.post("/v1/chat/completions", json=CHAT)).raise_for_status()
     return running
-
-
-async def shown(url: str, profile: Path) -> tuple[str, str]:
-    """The page after three seconds of its own time, and what the browser's console said."""
-    assert CHROMIUM is not None
-    browser = await asyncio.create_subprocess_exec(
-        CHROMIUM,
-        *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--enable-logging=stderr"),
-        *(f"--user-data-dir={profile}", "--virtual-time-budget=3000", "--dump-dom", url),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    async with asyncio.timeout(PATIENCE_S):
-        out, said = await browser.communicate()
-    console = [line for line in said.decode(errors="replace").splitlines() if "CONSOLE" in line]
-    return out.decode(), "\n".join(console)
-
-
-def part(page: str, element: str) -> str:
-    found = re.search(rf'id="{element}"[^>]*>(.*?)</(?:svg|tbody|span)>', page, re.S)
-    assert found, element
-    return found[1]
 
 
 @in_browser
