@@ -3,9 +3,8 @@
     python3 -m benchmarks gpu-speculation [--shape qwen35-4b] [--batch 1 --batch 64] [--drafts 3]
     python -m benchmarks gpu-speculation --device cpu --shrink
 
-Weights are random, so what their drafts are worth says nothing. Everything is computed as in a served request: drafts,
-the pass that checks them, states and tokens. But then the drawn tokens are overwritten, so that the drafts of each step
-are right by a fixed pattern: with 2 drafts 2.73 tokens a step, with 3 drafts 3.39, the lengths that others publish for
+Weights are random, so what their drafts are worth says nothing. Which of them are right is pinned
+(benchmarks/pinned_drafts.py): with 2 drafts 2.73 tokens a step, with 3 drafts 3.39, the lengths that others publish for
 trained layers ("golden"), and none at all under `auto`. qwen35-4b drafts with an MTP layer of its shape. There is none
 for granite-h-micro: its drafts are made up on the host, at no cost.
 
@@ -19,31 +18,28 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
 import typer
-from torch import Tensor
 
 from benchmarks.engine.steps import Batch, greedy
+from benchmarks.pinned_drafts import GOLDEN, PinnedDrafts, RightDrafts, tokens_a_step
 from benchmarks.shapes import SHAPES, random_prompts, shrunk
 from benchmarks.timing import table_header, table_row, verdict
 from headrace.engine.build import BuiltEngine, engine_around
 from headrace.engine.config import EngineConfig
 from headrace.engine.drafts_ahead import DraftsAhead
 from headrace.engine.runner import Launched
-from headrace.engine.sampler import Drawn
 from headrace.engine.verify_inputs import RowField, VerifyInputs
 from headrace.forward.memory import use_device
 from headrace.forward.sequence_input import SequenceInput
-from headrace.kernels.lib.upload import upload_lists
 from headrace.models.config import ModelConfig
 from headrace.models.weights import random_model
 from headrace.speculation.config import SpeculationConfig
 from headrace.speculation.draft_count import AutoCount, FixedCount
 
-TOKENS_A_STEP = {2: 2.73, 3: 3.39}
 ASKED = {1: 2.2, 64: 1.9}  # times plain decoding
 ASKED_OF_AUTO = 0.97
 WARM_UP_STEPS = 48
@@ -71,11 +67,12 @@ class Probe:
         self._runner.launch = self._launched  # type: ignore[method-assign]
         self._runner.draft_tokens = self._drafted  # type: ignore[method-assign]
         self._runner.draft_ahead = self._drafted_ahead  # type: ignore[method-assign,assignment]
-        self.reset(0.0)
+        self._pinned = PinnedDrafts(self._runner)  # around what is timed
+        self.reset(())
 
-    def reset(self, mean_right: float) -> None:
-        """Begins to count anew; of the drafts of a step so many are right from now on, on average."""
-        self._mean_right, self._num_checked = mean_right, 0
+    def reset(self, shares: Sequence[float]) -> None:
+        """Begins to count anew; drafts are right by these shares from now on, as in `RightDrafts`."""
+        self._pinned.right = RightDrafts(shares)
         self._waited_ms = 0.0
         self._checks: list[tuple[Any, Any]] = []
         self._passes: list[tuple[Any, Any]] = []
@@ -94,40 +91,13 @@ class Probe:
         torch.cuda.synchronize()
         return sum(start.elapsed_time(end) for start, end in parts)
 
-    def _num_right(self, most: int) -> int:
-        if not most:
-            return 0
-        self._num_checked += 1
-        after, before = self._num_checked * self._mean_right, (self._num_checked - 1) * self._mean_right
-        return min(most, int(after) - int(before))
-
-    def _launched(self, inputs: Sequence[SequenceInput], draws: Sequence[Any], *rest: Any) -> Launched:
+    def _launched(self, inputs: Sequence[SequenceInput], *rest: Any) -> Launched:
         if not any(entry.has_drafts for entry in inputs):
-            return self._launch(inputs, draws, *rest)
+            return self._launch(inputs, *rest)
         start = self._now()
-        launched = self._launch(inputs, draws, *rest)
+        launched = self._launch(inputs, *rest)
         self._checks.append((start, self._now()))
-        ids = self._pin(inputs)[: len(draws)]
-        return replace(launched, drawn=Drawn(launched.logits, ids, [draw for _, draw in draws]))
-
-    def _pin(self, inputs: Sequence[SequenceInput]) -> Tensor:
-        """Overwrites the drawn tokens where drafts were checked: the pattern says how many of them are right.
-
-        On the device: the host may know neither the tokens nor the drafts, and passes behind them read both.
-        """
-        drawn, made = self._runner._drawn, self._runner._drafted
-        pinned, first = [], 0
-        for entry in inputs:
-            num_drafts = len(entry.tokens) - 1 if entry.has_drafts else 0
-            right = self._num_right(num_drafts)
-            for i in range(min(right + 1, num_drafts)):
-                source = -1 if entry.future_drafts is None or made is None else entry.future_drafts * made.shape[1] + i
-                pinned.append((first + i, entry.tokens[1 + i], source, int(i == right)))
-            first += entry.num_logits
-        place, known, source, is_wrong = upload_lists([*map(list, zip(*pinned, strict=True))], drawn.device)
-        drafts = known if made is None else torch.where(source >= 0, made.view(-1)[source.clamp(min=0)], known)
-        drawn[place] = drafts ^ is_wrong
-        return drawn
+        return launched
 
     def _drafted(self, starts: Any) -> list[list[int]]:
         began_s = time.perf_counter()
@@ -160,16 +130,16 @@ class Times:
     draft_ms: float = 0.0
 
 
-def timed(built: BuiltEngine, probe: Probe, size: int, context: int, num_steps: int, mean_right: float) -> Times:
+def timed(built: BuiltEngine, probe: Probe, size: int, context: int, num_steps: int, shares: Sequence[float]) -> Times:
     """Steps of `size` sequences that all decode."""
     max_tokens = (WARM_UP_STEPS + num_steps + 8) * 4
-    probe.reset(mean_right)
+    probe.reset(shares)
     prompts = random_prompts(size, context, seed=size, vocabulary=1000)
     batch = Batch(built.engine, [greedy(prompt, max_tokens) for prompt in prompts], max_tokens)
     while not all(batch.arrivals) or any(sequence.is_prefilling for sequence in batch.sequences):
         batch.step()
     batch.step(WARM_UP_STEPS)
-    probe.reset(mean_right)
+    probe.reset(shares)
     before, began_s = batch.num_tokens, time.perf_counter()
     batch.step(num_steps)
     seconds, num_tokens = time.perf_counter() - began_s, batch.num_tokens - before
@@ -261,7 +231,7 @@ def compare(setup: Setup, drafts: Sequence[int]) -> None:
     """Prints the table of one shape."""
     built = setup.engine(0)
     probe = Probe(built, setup.device)
-    plain = {size: timed(built, probe, size, setup.context, setup.num_steps, 0.0) for size in setup.batches}
+    plain = {size: timed(built, probe, size, setup.context, setup.num_steps, ()) for size in setup.batches}
     del built, probe
     rows = [_row(f"batch {size}, plain", times) for size, times in plain.items()]
     for num_drafts in drafts:
@@ -271,15 +241,14 @@ def compare(setup: Setup, drafts: Sequence[int]) -> None:
         most = built.sizes.num_draft_slots
         for size in setup.batches:
             drafting.count = FixedCount(most)
-            right = TOKENS_A_STEP[num_drafts] - 1
-            times = timed(built, probe, size, setup.context, setup.num_steps, right)
+            times = timed(built, probe, size, setup.context, setup.num_steps, GOLDEN)
             states = states_ms(built, size, num_drafts, setup.context)
-            name = f"batch {size}, {num_drafts} drafts, {right:.2f} right by a fixed pattern"
+            name = f"batch {size}, {num_drafts} drafts, {tokens_a_step(num_drafts) - 1:.2f} right, pinned"
             rows.append(_row(name, times, plain[size], ASKED.get(size), states))
             print(rows[-1], flush=True)
             if num_drafts == max(drafts):
                 drafting.count = AutoCount(most)
-                times = timed(built, probe, size, setup.context, 2 * setup.num_steps, 0.0)
+                times = timed(built, probe, size, setup.context, 2 * setup.num_steps, ())
                 rows.append(_row(f"batch {size}, auto, no draft is right", times, plain[size], ASKED_OF_AUTO))
                 print(rows[-1], flush=True)
         del built, probe, drafting
@@ -313,7 +282,7 @@ def _cell(value: float | None) -> str:
 def main(
     shape: list[str] = ["qwen35-4b", "granite-h-micro"],  # noqa: B006
     batch: list[int] = [1, 64],  # noqa: B006
-    drafts: Annotated[list[int], typer.Option(help="2, 3 or both: the lengths that are published")] = [3],  # noqa: B006
+    drafts: Annotated[list[int], typer.Option(help="2, 3 or both: their lengths are published")] = [3],  # noqa: B006
     context: int = 256,
     steps: int = 96,
     device: str = "cuda",

@@ -52,3 +52,19 @@ def step(sequence: int, prompt: list[int], start: int, end: int, src: int | None
 def assert_same_memory(ours: ModelRunner, theirs: ModelRunner) -> None:
     for mine, other in zip(ours.memory.pools, theirs.memory.pools, strict=True):
         torch.testing.assert_close(mine, other, atol=2e-4, rtol=1e-3, equal_nan=True)
+
+
+def once_needed(work: Callable[[], Tensor]) -> Captured:
+    """Nothing runs before the first replay, and what it finds lies in the inputs of the next one."""
+
+    def replay() -> None:
+        with triton_on_the_cpu():
+            work()
+
+    return Captured(replay, torch.empty(0))
+
+
+def capture_layer(runner: ModelRunner, max_sequences: int, max_tokens: int) -> None:
+    """Captures the layer's passes alone: checks are launched, with the values of their drafts."""
+    runner.capture_checks(max_sequences, 3, max_tokens, once_needed)
+    runner._graphs.checks = ()

@@ -1,19 +1,16 @@
 """Drafts that a model's layer makes behind a step whose tokens nobody has read yet, in Triton's interpreter."""
 
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from headrace.engine.build import BuiltEngine
 from headrace.engine.draft_passes import DraftStart, draft_tokens
 from headrace.engine.drafts_ahead import CheckedSequence, FutureDrafts
 from headrace.engine.draw import Draw
-from headrace.engine.graphs import Captured
 from headrace.engine.runner import ModelRunner
 from headrace.engine.sequence import Halted
 from headrace.forward.memory import CacheMemory
@@ -30,7 +27,7 @@ from tests.support.engine.driving import (
     small_engine,
     submit,
 )
-from tests.support.engine.interpreted import BLOCKS_EACH, assert_same_memory, blocks_of, step, triton_on_the_cpu
+from tests.support.engine.interpreted import BLOCKS_EACH, assert_same_memory, blocks_of, capture_layer, step
 from tests.support.engine.mtp_checkpoints import add_mtp, train_mtp
 from tests.support.engine.oracle import random_prompt
 
@@ -41,22 +38,6 @@ BEST = Draw(Sampling(max_tokens=1, seed=0, temperature=0.0), 0)
 ANSWER = replace(GREEDY, max_tokens=24, bias_ids=(7, 9, 11), bias_values=(30.0, 30.0, 30.0))
 RANDOM = replace(ANSWER, max_tokens=16, seed=3, temperature=0.9, top_p=0.95)
 KNOWN = random_prompt(17)
-
-
-def once_needed(work: Callable[[], Tensor]) -> Captured:
-    """Nothing runs before the first replay, and what it finds lies in the inputs of the next one."""
-
-    def replay() -> None:
-        with triton_on_the_cpu():
-            work()
-
-    return Captured(replay, torch.empty(0))
-
-
-def capture_layer(runner: ModelRunner, max_sequences: int, max_tokens: int) -> None:
-    """Captures the layer's passes alone: checks are launched, with the values of their drafts."""
-    runner.capture_checks(max_sequences, 3, max_tokens, once_needed)
-    runner._graphs.checks = ()
 
 
 @pytest.fixture(scope="module")
