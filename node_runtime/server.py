@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from headrace.config import ConfigError
-from headrace.engine.build import build_engine
+from headrace.engine.build import BuiltEngine, build_engine
+from headrace.engine.config import EngineConfig
 from headrace.engine.host_memory import keep_few_programs, keep_freed_memory
 from headrace.engine.loop import EngineLoop
 from headrace.forward.memory import use_device
@@ -49,6 +50,10 @@ STOP_TIMEOUT_S = 60.0  # for the engine's step in progress
 WARM_UP_TIMEOUT_S = 60.0  # for a staging buffer that nobody else can hold yet
 
 
+EngineBuilder = Callable[[str, EngineConfig, Callable[[], float]], BuiltEngine]
+"""Builds the engine of a model's folder, a config and a clock, as `build_engine` does."""
+
+
 class RoleService(Protocol):
     """A role that serves requests: its counters (no two roles have one of the same name), its orphans, and how to close
     what it opened."""
@@ -65,6 +70,7 @@ class NodeServer:
               that a router switched it to until it ends: a router that was restarted gets that from it
     host_id   of what ends together with this node; None: the machine
     services  by the name of each role's gRPC service: adds that to a gRPC server and returns the role
+    build     builds the engine
     """
 
     def __init__(
@@ -73,12 +79,14 @@ class NodeServer:
         role: Role,
         services: Mapping[str, Callable[[NodeRuntime, Fetches, Any], RoleService]],
         host_id: str | None = None,
+        build: EngineBuilder = build_engine,
     ) -> None:
         self.config = config
         self._role = role
         self._role_switches = 0
         self._services = services
         self._host_id = host_id or machine_id()
+        self._build = build
         self._roles: list[RoleService] = []
         self._incarnation = secrets.randbits(63) | 1
         self._closed = asyncio.Event()
@@ -94,7 +102,7 @@ class NodeServer:
         began_s = clock()
         identity = load_identity(self.config.tls, self.config.host)
         self._tracing = open_tracing(self.config.tracing, SERVICE, self.config.name)
-        built = await asyncio.to_thread(build_engine, self.config.model_path, self.config.engine, clock)
+        built = await asyncio.to_thread(self._build, self.config.model_path, self.config.engine, clock)
         if self.config.message_bytes < built.layout.block_bytes:
             raise ConfigError(
                 f"max_message_bytes {self.config.message_bytes} < {built.layout.block_bytes}, the bytes of one "

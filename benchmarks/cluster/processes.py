@@ -59,7 +59,10 @@ class _Child:
 
 
 class Processes:
-    """A router and its nodes. `url` is the router's; `started_s` (perf_counter) precedes the first process."""
+    """A router and its nodes. `url` is the router's; `started_s` (perf_counter) precedes the first process.
+
+    node_module   runs a node of `python -m node`'s settings
+    """
 
     def __init__(
         self,
@@ -69,11 +72,13 @@ class Processes:
         *,
         router: Mapping[str, Any] | None = None,
         environment: Mapping[str, str] | None = None,
+        node_module: str = "node",
     ) -> None:
         self._folder = folder
         self._model = str(model.resolve())
         self._nodes = nodes
         self._router = router or {}
+        self._node_module = node_module
         self._environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})}
         self._children: list[_Child] = []
 
@@ -87,7 +92,7 @@ class Processes:
             self._start("router", "router", router)
             for name, (role, settings) in self._nodes.items():
                 derived = {"name": name, "model_path": self._model, "router_addresses": [f"127.0.0.1:{control_port}"]}
-                self._start(name, "node", {**settings, **derived, "role": role})
+                self._start(name, self._node_module, {**settings, **derived, "role": role})
         except BaseException:
             self._end()
             raise
