@@ -36,9 +36,9 @@ PROMPT_WEIGHT = 3.0
 a second of theirs counts so much."""
 WITHIN_GAP_WEIGHT = 0.5
 """A second of an answer's delay counts so much where a token gap is asked for: within it nobody minds much."""
-MEANT_FOR_PROMPTS = 2.0
-"""Prompts that are taken to wait, at the least, at a node whose role is to compute them: they will come. And for as
-large a share of an answer's time as they did lately: it stays for longer than a moment in which few wait."""
+MOST_MEANT = 2.0
+"""Prompts that are taken to wait at a node whose role is to compute them, at the most, while few do: they will come.
+Fewer where they waited for little of the time lately, as in a queue that is busy for that share."""
 STORED_WEIGHT = 8.0
 """A token that a node stores anew takes the place of one that others would have found, and a chat that has left its
 cache leaves it for good: so many times the work of a token, measured on traces (docs/routing.md)."""
@@ -166,7 +166,8 @@ def answer_part(request: RoutedRequest, met: Meeting) -> AnswerPart:
     if load.waiting_tokens or is_meant_for_prompts:
         # Prompts that wait here are computed between the answer's steps.
         prompts_s = after.step_work_s + costs.chunk_s
-        stalled_s, most_s = after.seconds(waiting.work_s), number * prompts_s
+        waiting_s = stalled_s = after.seconds(waiting.work_s)
+        most_s = number * prompts_s
         if is_meant_for_prompts:
             # The share of the time in which prompts wait is a smaller one of the steps: those with prompts are longer.
             share = load.prompt_share
@@ -179,7 +180,11 @@ def answer_part(request: RoutedRequest, met: Meeting) -> AnswerPart:
         work_s = waiting.work_s if waiting.work_s > met.work_s else met.work_s
         lost, num_prompts = lost_share(node, after, after.decode_s, gap_s, each_s, work_s), waiting.number
         if is_meant_for_prompts:
-            num_prompts = num_prompts if num_prompts > MEANT_FOR_PROMPTS else MEANT_FOR_PROMPTS
+            meant = min(MOST_MEANT, share / (1.0 - share)) if share < 1.0 else MOST_MEANT
+            if num_prompts < meant:
+                num_prompts = meant
+            elif waiting_s < rest_s:  # what waits now is done before a long answer is
+                num_prompts = meant + (num_prompts - meant) * waiting_s / rest_s
             work_s = max(work_s, num_prompts * met.work_s)
         elif batch:  # one answer more costs prompts little where many are generated anyway: they share what all cost
             lost = max(lost_share(node, after, slowed_s, gap_s, each_s, work_s), lost / (batch + 1))

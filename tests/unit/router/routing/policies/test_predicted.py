@@ -145,6 +145,21 @@ def test_prompts_in_a_third_of_the_time_are_in_few_of_the_steps() -> None:
     assert where(choose(node("p", Role.PREFILL, prompt_share=1.0), decode, request=request)) == ("p", "d")
 
 
+def test_a_node_that_had_few_prompts_lately_takes_an_answer_that_a_busy_one_leaves() -> None:
+    decode, request = node("d", **busy(6)), replace(REQUEST, num_tokens=1024, answer_tokens=1000)
+    chosen = [choose(node("p", Role.PREFILL, prompt_share=share), decode, request=request) for share in (0.1, 0.7)]
+    assert [plan.decode for plan in chosen] == ["p", "d"]
+
+
+def test_prompts_that_are_done_soon_keep_a_short_answer_away_but_no_long_one() -> None:
+    prompts = node("p", Role.PREFILL, prompt_share=0.2, **line(*[1000] * 10))
+    chosen = [
+        choose(prompts, node("d", **busy(20)), request=replace(REQUEST, num_tokens=1024, answer_tokens=number))
+        for number in (30, 1000)
+    ]
+    assert [plan.decode for plan in chosen] == ["d", "p"]
+
+
 @pytest.mark.parametrize(("share", "gap_s"), [(0.0, None), (0.3, None), (0.3, 0.01), (1.0, None), (1.0, 0.01)])
 def test_an_answer_takes_the_steps_of_both_kinds_that_their_shares_of_the_time_hold(
     share: float, gap_s: float | None
