@@ -102,7 +102,7 @@ class SimulatedCluster:
         self.outcomes: list[Outcome] = []
         self.events = Events()
         self._policy = policy
-        self._objectives = objectives
+        self.objectives = objectives
         window_s = arrangement.role_window_s
         self._planner = RolePlanner(window_s) if window_s is not None else None
         self.role_changes: list[tuple[float, RoleChange]] = []
@@ -177,7 +177,7 @@ class SimulatedCluster:
             arrival.answer_tokens,
             needs_decode=arrival.answer_tokens > 1,
             waited_s=self.events.now_s - arrival.at_s,
-            objectives=self._objectives,
+            objectives=self.objectives,
         )
         self._view.catch_up(self.events.now_s)
         candidates = self._view.candidates(arrival, self.events.now_s, avoided=outcome.avoided)

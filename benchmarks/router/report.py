@@ -68,10 +68,10 @@ class Result:
         start_s, end_s = cluster.workload.steady_part(cluster.events.now_s)
         outcomes = [each for each in cluster.outcomes if start_s <= each.end_s <= end_s]
         served = [each for each in outcomes if each.plan is not None]
-        waits = np.array([each.first_s - each.arrival.at_s for each in served])
         lengths = np.array([each.arrival.num_tokens for each in served])
         turns = np.array([each.arrival.turn for each in served])
         gaps = _Gaps(cluster)
+        waits = np.array([gaps.shown_s(each) - each.arrival.at_s for each in served])
         of_requests = [gaps.of(each) for each in served if each.arrival.answer_tokens > 1]
         all_gaps = np.concatenate([np.repeat(seconds, counts) for seconds, counts in of_requests] or [np.empty(0)])
         longest = iter([_mean_of_longest(*each) for each in of_requests])
@@ -100,9 +100,13 @@ class Result:
 
 
 class _Gaps:
-    """The gaps of each request: the strides of its decode node while it was there, and its hand-over."""
+    """The gaps of each request: the strides of its decode node while it was there, and its hand-over.
+
+    Where a token gap is asked for, the first token of a prompt that is handed over is shown with the second.
+    """
 
     def __init__(self, cluster: SimulatedCluster) -> None:
+        self._holds_first = cluster.objectives.token_gap_s is not None
         self._steps = [np.array(node.strides.steps, dtype=np.int64) for node in cluster.nodes]
         self._seconds = [np.array(node.strides.seconds) for node in cluster.nodes]
 
@@ -114,8 +118,15 @@ class _Gaps:
         moved_s = outcome.decoding_s - outcome.first_s
         if moved_s <= 0:
             return seconds, counts
-        first = np.array([seconds[0] + moved_s])
+        first = np.array([0.0 if self._holds_first else seconds[0] + moved_s])
         return np.concatenate((first, seconds)), np.concatenate(([1, counts[0] - 1], counts[1:]))
+
+    def shown_s(self, outcome: Outcome) -> float:
+        """When the client gets the first token."""
+        if not self._holds_first or outcome.decoding_s <= outcome.first_s or outcome.arrival.answer_tokens < 2:
+            return outcome.first_s
+        node, stride = outcome.decode_node, outcome.first_stride
+        return float(outcome.decoding_s + self._seconds[node][stride] / self._steps[node][stride])
 
 
 def _mean_of_longest(seconds: np.ndarray, counts: np.ndarray) -> float:

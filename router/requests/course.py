@@ -27,6 +27,7 @@ class Course:
         self._log = log
         self._metrics = metrics
         self._decided_s = 0.0
+        self._is_computed = False
         self._first_s: float | None = None
         self._last_s = 0.0
         self._num_tokens = 0
@@ -42,7 +43,7 @@ class Course:
         """The request goes where the decision says. Called at once, so that the next decision counts it."""
         self.end(now_s)
         self.decision, self._decided_s, self._is_open = decision, now_s, True
-        self._first_s, self._num_tokens = None, 0
+        self._is_computed, self._first_s, self._num_tokens = False, None, 0
         self._ledger.sent(decision.request, decision.plan, candidates, keys, request.boundaries)
         self._log.add(request.request_id, decision)
         self._metrics.decided(decision)
@@ -53,10 +54,10 @@ class Course:
             return
         ledger, number = self._ledger, self.decision.request.number
         match event:
-            case m.Tokens(tokens):  # first: the most frequent event
-                self._tokens(len(tokens), now_s)
-            case m.FirstToken():
-                self._tokens(1, now_s)
+            case m.Tokens() | m.FirstToken():  # first: the most frequent event
+                if not self._is_computed:
+                    self._is_computed = True
+                    ledger.prompt_computed(number, now_s)
             case m.Reservation():
                 ledger.reserved(number)
             case m.LocalPrefill(resumed_tokens):
@@ -66,6 +67,16 @@ class Course:
                 ledger.started(number, now_s)
             case m.PrefillDone(report):
                 self.decision.outcome.computed_tokens = report.computed_tokens
+
+    def shown(self, count: int, now_s: float) -> None:
+        """The client gets so many tokens: predictions are about what it sees."""
+        if self.decision is None or not self._is_open:
+            return
+        self._num_tokens += count
+        self._last_s = now_s
+        if self._first_s is None:
+            self._first_s = now_s
+            self.decision.outcome.first_token_s = now_s - self._decided_s
 
     def end(self, now_s: float) -> None:
         """The attempt is over; more than once does no harm."""
@@ -78,12 +89,3 @@ class Course:
             decision.outcome.token_gap_s = (self._last_s - self._first_s) / (self._num_tokens - 1)
         for name, ratio in decision.compared():
             self._metrics.predicted(name, ratio)
-
-    def _tokens(self, count: int, now_s: float) -> None:
-        assert self.decision is not None
-        self._num_tokens += count
-        self._last_s = now_s
-        if self._first_s is None:
-            self._first_s = now_s
-            self.decision.outcome.first_token_s = now_s - self._decided_s
-            self._ledger.prompt_computed(self.decision.request.number, now_s)

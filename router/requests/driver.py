@@ -72,7 +72,12 @@ class RequestDriver:
         self._attempt: Attempt | None = None
         self._last_shown_s: float | None = None
         self._admitted_s = context.clock()
-        self.life = RequestLifecycle(request, max_attempts=context.config.max_attempts, now_s=context.clock())
+        self.life = RequestLifecycle(
+            request,
+            max_attempts=context.config.max_attempts,
+            now_s=context.clock(),
+            token_gap_s=objectives.token_gap_s,
+        )
         self._move: Move | None = None
         arrived_s = self.life.entered_s[RequestPhase.QUEUED]
         self._trace = context.tracing.begin("request", current.get(), arrived_s)
@@ -97,7 +102,9 @@ class RequestDriver:
         self.give_place_back()
         if self.life.finish is not None:
             self._context.answers.ended(len(self.life.generated))
-        self._give_up(ApiError(HTTPStatus.REQUEST_TIMEOUT, "the client left", code="client_left"))
+        if not self.life.is_over:
+            left = ApiError(HTTPStatus.REQUEST_TIMEOUT, "the client left", code="client_left")
+            self.life.on(ev.GaveUp(left), self._now_s())
         self._settle_move()
         self._context.table.close(self.life)
         self._context.metrics.request_ended(self.life)
@@ -140,7 +147,9 @@ class RequestDriver:
 
     def _give_up(self, cause: ApiError) -> None:
         if not self.life.is_over:
-            self.life.on(ev.GaveUp(cause), self._now_s())
+            for instruction in self.life.on(ev.GaveUp(cause), self._now_s()):
+                if isinstance(instruction, ev.Show):  # what was held back is the client's
+                    self._show(instruction)
 
     async def _judge(self) -> None:
         """Ends the request for the nodes that it has cost, unless some of them live."""
@@ -378,9 +387,8 @@ class RequestDriver:
 
     async def _obey(self, attempt: Attempt, instruction: ev.Instruction) -> None:
         match instruction:
-            case ev.Show(tokens):
-                self._observe_tokens(len(tokens))
-                self._sink.put(instruction)
+            case ev.Show():
+                self._show(instruction)
             case ev.ShowPrompt():
                 self._sink.put(instruction)
             case ev.StartPrefill(reservation, first_token):
@@ -410,10 +418,12 @@ class RequestDriver:
             case _:
                 assert_never(instruction)
 
-    def _observe_tokens(self, count: int) -> None:
-        now_s = self._now_s()
+    def _show(self, shown: ev.Show) -> None:
+        now_s, count = self._now_s(), len(shown.tokens)
+        self._search.course.shown(count, now_s)
         if self._last_shown_s is None:
             self._context.metrics.first_token(now_s - self.life.entered_s[RequestPhase.QUEUED])
         else:
             self._context.metrics.next_tokens(count, now_s - self._last_shown_s)
         self._last_shown_s = now_s
+        self._sink.put(shown)

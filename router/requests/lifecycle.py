@@ -69,9 +69,12 @@ class RequestLifecycle:
 
     An *attempt* is one decode call with its prefill calls, or one prefill call alone. Events of an attempt that was
     given up must not be passed on to `on`: the driver leaves its calls first.
+
+    token_gap_s   asked for between tokens; None: any. Within one the prefill node's token is shown with the decode
+                  node's first: the hand-over and the end of a step lie between both, more than most gaps allow
     """
 
-    def __init__(self, request: Request, *, max_attempts: int, now_s: float) -> None:
+    def __init__(self, request: Request, *, max_attempts: int, now_s: float, token_gap_s: float | None = None) -> None:
         self.request = request
         self.state: RequestState = Queued()
         self.entered_s: dict[RequestPhase, float] = {self.phase: now_s}
@@ -82,6 +85,8 @@ class RequestLifecycle:
         self._is_prefilling = False  # the present prefill node computes the prompt
         self._has_decoded = False  # the present decode node has sent a token
         self._max_attempts = max_attempts
+        self._may_stand_alone = token_gap_s is None  # the prefill node's token
+        self._held_first: tuple[Token, ...] = ()  # it, while it waits for the decode node's
 
     @property
     def phase(self) -> RequestPhase:
@@ -124,6 +129,8 @@ class RequestLifecycle:
     def on(self, event: Event, now_s: float) -> list[Instruction]:
         """Enters the next state and returns what to do; raises IllegalEvent."""
         self.state, instructions = self._next(event)
+        if self._held_first and not (isinstance(self.state, Moving) or self.state == Decoding()):
+            instructions = [self._show(()), *instructions]  # the decode node's first token will not come
         self.entered_s.setdefault(self.phase, now_s)
         return instructions
 
@@ -220,13 +227,14 @@ class RequestLifecycle:
     def _on_first_token(self, event: m.FirstToken) -> Transition:
         token, finish = event.token, event.finish
         match self.state:
+            case Prefilling() | AwaitingFirstToken() if finish is not None:
+                return self._complete(finish, self._show((token,)))
             case Prefilling(nonce):
-                shown = [self._show((token,))]
-                return (Moving(nonce, token.id), [*shown]) if finish is None else self._complete(finish, *shown)
+                return Moving(nonce, token.id), self._show_or_hold(token)
+            case AwaitingFirstToken(held=(), is_decoded=False):
+                return Decoding(), self._show_or_hold(token)
             case AwaitingFirstToken(_, held, held_finish, is_decoded):
                 shown = [self._show((token,))]
-                if finish is not None:
-                    return self._complete(finish, *shown)
                 if held:
                     shown.append(self._show(held))
                 if is_decoded and held_finish is not None:
@@ -400,7 +408,16 @@ class RequestLifecycle:
     def _start_over(self) -> Transition:
         return Queued() if isinstance(self.state, Queued) else Migrating(), [StartOver()]
 
+    def _show_or_hold(self, token: Token) -> list[Instruction]:
+        if self._may_stand_alone:
+            return [self._show((token,))]
+        self._held_first = (token,)
+        return []
+
     def _show(self, tokens: tuple[Token, ...]) -> Show:
+        """These tokens, behind the one that was held back."""
+        if self._held_first:
+            tokens, self._held_first = (*self._held_first, *tokens), ()
         self.generated.extend(token.id for token in tokens)
         return Show(tokens)
 

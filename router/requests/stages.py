@@ -19,7 +19,7 @@ def stages_of(life: RequestLifecycle, now_s: float = 0.0) -> list[Stage]:
     """The stages that the request has reached, in order; each ends where the next one begins.
 
     queue      from the arrival until a node has the prompt: turn, choice of nodes, reservation
-    prefill    until the first token is shown: the node's own line, and the computation
+    prefill    until the first token is there: the node's own line, and the computation
     hand_over  from then until blocks and state are where the answer goes on: what the transfer is not hidden behind
     decode     until the end; a request that began again on other nodes spends that time here, or in an earlier stage
 

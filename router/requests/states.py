@@ -85,7 +85,7 @@ class AwaitingFirstToken:
 
 @dataclass(frozen=True)
 class Moving:
-    """The first token is shown; the transfer has not landed.
+    """The first token is there: shown, or held back until the next one. The transfer has not landed.
 
     from_decode  a decode node sends, on which the request has run: if that fails, a prefill node repeats it
     """

@@ -235,6 +235,14 @@ def hand_over_s(request: RoutedRequest, sender: Candidate, receiver: Candidate) 
     return link.seconds(min(lacking, sender.chunk_tokens) * sender.bytes_per_token + sender.state_bytes)
 
 
+def held_back_s(request: RoutedRequest, answer: AnswerPart, hand_over_s: float) -> float:
+    """Seconds from the first token of a prompt that is handed over until the client gets it: at once, or where a token
+    gap is asked for with the next one. That waits for the hand-over, for half of a step, and for its own."""
+    if request.objectives.token_gap_s is None:
+        return 0.0
+    return hand_over_s + 1.5 * answer.rest_s / max(request.answer_tokens, 1)
+
+
 def fetch_s(holder: Candidate, receiver: Candidate, num_tokens: int) -> float | None:
     """Seconds in which the receiver gets the holder's checkpoint at `num_tokens` and the blocks below it that it lacks;
     None if the holder cannot send to it."""

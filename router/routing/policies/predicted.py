@@ -16,6 +16,7 @@ from router.routing.policies.cost import (
     fetched_prompt_part,
     gap_relief_s,
     hand_over_s,
+    held_back_s,
     meeting,
     prompt_part,
 )
@@ -55,8 +56,9 @@ class Predicted:
 class _Priced(NamedTuple):
     """A plan with its price.
 
-    missed    by how much its prediction exceeds the objectives, as a share of them
-    seconds   of all requests
+    missed        by how much its prediction exceeds the objectives, as a share of them
+    seconds       of all requests
+    held_back_s   from the prompt's first token until the client gets it
     """
 
     missed: float
@@ -64,6 +66,7 @@ class _Priced(NamedTuple):
     prompt: PromptPart
     answer: AnswerPart | None
     hand_over_s: float
+    held_back_s: float
 
     def plan(self, request: RoutedRequest) -> Plan:
         prompt, answer = self.prompt, self.answer
@@ -71,14 +74,15 @@ class _Priced(NamedTuple):
         if answer is None:
             prediction = Prediction(prompt.first_token_s, None, prompt.computed_tokens)
             return Plan(prompt.node.name, None, prompt.fetch_from, prediction, "one token", relief_s)
-        gap_s = (self.hand_over_s + answer.rest_s) / max(request.answer_tokens, 1)
-        prediction = Prediction(answer.wait_s + prompt.first_token_s, gap_s, prompt.computed_tokens)
+        first_token_s = answer.wait_s + prompt.first_token_s + self.held_back_s
+        gap_s = (self.hand_over_s + answer.rest_s - self.held_back_s) / max(request.answer_tokens, 1)
+        prediction = Prediction(first_token_s, gap_s, prompt.computed_tokens)
         return Plan(prompt.node.name, answer.node.name, prompt.fetch_from, prediction, self._reason(request), relief_s)
 
     def _relief_s(self, request: RoutedRequest) -> float:
         """By how much the first token comes too late, or until as many answers have ended as make the gap too long."""
         prompt, answer, objectives = self.prompt, self.answer, request.objectives
-        first_s, relief_s = request.waited_s + prompt.first_token_s, 0.0
+        first_s, relief_s = request.waited_s + prompt.first_token_s + self.held_back_s, 0.0
         if answer is not None:
             first_s += answer.wait_s
             at_once = answers_at_once(answer.node.load, answer.node.costs, max(request.answer_tokens, 1))
@@ -153,19 +157,21 @@ def _better(
 ) -> _Priced:
     """This plan or `best`, whichever misses less, or else costs less."""
     seconds, first_s, gap_s = prompt.seconds + hand_over_s, request.waited_s + prompt.first_token_s, 0.0
+    held_s = 0.0
     if answer is not None:
         seconds += answer.seconds
         if answer.node is prompt.node:
             seconds -= answer.received_s
         else:  # reserved until the prompt's turn has come
             seconds += answer.held_share * prompt.first_token_s
-        first_s, gap_s = first_s + answer.wait_s, answer.token_gap_s
+            held_s = held_back_s(request, answer, hand_over_s)
+        first_s, gap_s = first_s + answer.wait_s + held_s, answer.token_gap_s
     missed, objectives = 0.0, request.objectives
     if objectives is not NO_OBJECTIVES:
         missed = _missed(first_s, objectives.first_token_s) + _missed(gap_s, objectives.token_gap_s)
         missed += not prompt.keeps_gap
     if best is None or (missed, seconds) < (best.missed, best.seconds):
-        return _Priced(missed, seconds, prompt, answer, hand_over_s)
+        return _Priced(missed, seconds, prompt, answer, hand_over_s, held_s)
     return best
 
 

@@ -15,9 +15,10 @@ DECODED = m.DecodeDone(
 PREFILLED = m.PrefillDone(m.PrefillReport("p0", 32, 16, 16, 24, (32,)))
 
 
-def life(**sampling: int) -> RequestLifecycle:
+def life(token_gap_s: float | None = None, **sampling: int) -> RequestLifecycle:
     settings = Sampling(**({"max_tokens": 8, "seed": 1} | sampling))
-    return RequestLifecycle(Request("r", TokenArray.of(range(40)), 40, settings), max_attempts=3, now_s=0.0)
+    request = Request("r", TokenArray.of(range(40)), 40, settings)
+    return RequestLifecycle(request, max_attempts=3, now_s=0.0, token_gap_s=token_gap_s)
 
 
 def after(request: RequestLifecycle, *events: object) -> RequestLifecycle:
@@ -26,13 +27,13 @@ def after(request: RequestLifecycle, *events: object) -> RequestLifecycle:
     return request
 
 
-def prefilling(**sampling: int) -> RequestLifecycle:
-    return after(life(**sampling), DecodeStarted("d0"), reservation(1), PrefillStarted("p0", 1))
+def prefilling(token_gap_s: float | None = None, **sampling: int) -> RequestLifecycle:
+    return after(life(token_gap_s, **sampling), DecodeStarted("d0"), reservation(1), PrefillStarted("p0", 1))
 
 
-def moving() -> RequestLifecycle:
-    return after(prefilling(), m.FirstToken(A))
+def moving(token_gap_s: float | None = None) -> RequestLifecycle:
+    return after(prefilling(token_gap_s), m.FirstToken(A))
 
 
-def decoding() -> RequestLifecycle:
-    return after(moving(), LANDED)
+def decoding(token_gap_s: float | None = None) -> RequestLifecycle:
+    return after(moving(token_gap_s), LANDED)

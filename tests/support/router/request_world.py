@@ -56,14 +56,15 @@ class Attempt:
     unlanded: int | None = None  # the nonce that the driver's landing timeout watches
 
 
-def new_life(life_type: type[RequestLifecycle], max_tokens: int) -> RequestLifecycle:
+def new_life(life_type: type[RequestLifecycle], max_tokens: int, token_gap_s: float | None = None) -> RequestLifecycle:
     request = Request("r", TokenArray.of((1, 2)), 2, Sampling(max_tokens=max_tokens, seed=0))
-    return life_type(request, max_attempts=MAX_ATTEMPTS, now_s=0.0)
+    return life_type(request, max_attempts=MAX_ATTEMPTS, now_s=0.0, token_gap_s=token_gap_s)
 
 
 @dataclass
 class RequestWorld:
-    """`mishaps`: how many may still happen. `may_stop`: the client's text may contain a stop string.
+    """`mishaps`: how many may still happen. `may_stop`: the client's text may contain a stop string. `token_gap_s`: as
+    the client asks for it.
 
     `ended`: "completed" or "failed" once the request has ended.
     """
@@ -71,6 +72,7 @@ class RequestWorld:
     mishaps: int
     may_stop: bool = False
     max_tokens: int = len(ANSWER)
+    token_gap_s: float | None = None
     life_type: type[RequestLifecycle] = RequestLifecycle
     has_stopped: bool = False
     num_nonces: int = 0
@@ -80,15 +82,15 @@ class RequestWorld:
     life: RequestLifecycle = field(init=False)
 
     def __post_init__(self) -> None:
-        self.life = new_life(self.life_type, self.max_tokens)
+        self.life = new_life(self.life_type, self.max_tokens, self.token_gap_s)
 
     # ------------------------------------------------------------ a world to explore
 
     def key(self) -> Hashable:
         life = self.life
         state = type(life.state).__name__ if isinstance(life.state, Failed) else life.state
-        failures = (life.failures, life._is_prefilling, life._has_decoded)
-        return state, failures, self.shown, self.attempt, self.mishaps, self.has_stopped, self.num_nonces, self.ended
+        told = (life.failures, life._is_prefilling, life._has_decoded, life._held_first)
+        return state, told, self.shown, self.attempt, self.mishaps, self.has_stopped, self.num_nonces, self.ended
 
     def after(self, action: tuple) -> Self:
         world = copy.copy(self)

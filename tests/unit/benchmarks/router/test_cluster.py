@@ -12,6 +12,7 @@ from benchmarks.router.work import NodeShape
 from benchmarks.router.workload import TRACE_BLOCK_TOKENS, Chats, ChatShape, MooncakeTrace
 from headrace.cache.checkpoints import checkpoint_policy
 from headrace.step_costs import StepCosts
+from router.routing.plan import Objectives
 from router.routing.policies.by_name import POLICIES
 
 B = TRACE_BLOCK_TOKENS
@@ -62,6 +63,20 @@ def test_later_turns_resume_on_a_node_that_computed_the_one_before() -> None:
         computed = {each.arrival.turn: each.computed_tokens for each in one.outcomes if each.arrival.chat == 29}
         assert computed[0] == 1024
         assert computed[1] == computed[2] <= 256 + 64
+
+
+def test_a_gap_asked_for_has_first_tokens_wait_for_the_second() -> None:
+    """What is handed over has no gap behind its first token then, and the first token comes later by it."""
+
+    def result(gap_s: float | None) -> Result:
+        nodes, asked = arrangement("1P1D", shape(64, is_hybrid=True, size=1000)), Objectives(token_gap_s=gap_s)
+        cluster = SimulatedCluster(nodes, POLICIES["predicted"], Chats(CHATS, 64), asked)
+        cluster.run()
+        return Result.of(cluster, 1.0)
+
+    plain, held = result(None), result(1.0)
+    assert held.gaps.p99 < 0.8 * plain.gaps.p99
+    assert held.later_turns.p50 - plain.later_turns.p50 == pytest.approx(plain.gaps.p99, rel=0.3)
 
 
 def test_hits_of_a_trace_are_predicted_and_served(trace: Path) -> None:

@@ -30,20 +30,23 @@ def outcomes(found: Explored) -> Counter:
     return Counter(end.ended for end, _ in found.ends)
 
 
+@pytest.mark.parametrize("token_gap_s", [None, 0.01])
 @pytest.mark.parametrize("may_stop", [False, True])
-def test_without_a_mishap_every_order_completes(may_stop) -> None:
-    found = explored(RequestWorld(mishaps=0, may_stop=may_stop))
+def test_without_a_mishap_every_order_completes(may_stop, token_gap_s) -> None:
+    found = explored(RequestWorld(mishaps=0, may_stop=may_stop, token_gap_s=token_gap_s))
     assert outcomes(found).keys() == {"completed"}
 
 
-def test_one_mishap_is_repaired_in_every_order() -> None:
-    found = explored(RequestWorld(mishaps=1, may_stop=True))
+@pytest.mark.parametrize("token_gap_s", [None, 0.01])
+def test_one_mishap_is_repaired_in_every_order(token_gap_s) -> None:
+    found = explored(RequestWorld(mishaps=1, may_stop=True, token_gap_s=token_gap_s))
     print(f"{found.num_states} states, {found.num_steps} steps, {len(found.ends)} ends")
     assert outcomes(found).keys() == {"completed"}
 
 
-def test_several_mishaps_never_lose_or_repeat_a_token() -> None:
-    found = explored(RequestWorld(mishaps=2))
+@pytest.mark.parametrize("token_gap_s", [None, 0.01])
+def test_several_mishaps_never_lose_or_repeat_a_token(token_gap_s) -> None:
+    found = explored(RequestWorld(mishaps=2, token_gap_s=token_gap_s))
     print(f"{found.num_states} states, {found.num_steps} steps, {len(found.ends)} ends")
     assert outcomes(found).keys() == {"completed", "failed"}
 
@@ -76,6 +79,33 @@ class EndsWithEveryReport(RequestLifecycle):
     def _on_decode_done(self, event):
         _, instructions = super()._on_decode_done(event)
         return self.state, instructions
+
+
+class LosesTheTokenItHeldBack(RequestLifecycle):
+    def _on_prefill_failed(self, nonce, cause):
+        self._held_first = ()
+        return super()._on_prefill_failed(nonce, cause)
+
+
+class ShowsTheHeldTokenAloneAndWithTheNext(RequestLifecycle):
+    def _on_landed(self, event):
+        state, instructions = super()._on_landed(event)
+        held = self._held_first
+        shown = [self._show(())] if held else []
+        self._held_first = held
+        return state, [*instructions, *shown]
+
+
+@pytest.mark.parametrize(
+    ("mutant", "violation"),
+    [
+        (LosesTheTokenItHeldBack, "the client sees|IndexError"),
+        (ShowsTheHeldTokenAloneAndWithTheNext, "the client sees"),
+    ],
+)
+def test_a_mutant_that_holds_the_first_token_back_is_caught(mutant, violation) -> None:
+    with pytest.raises(Violation, match=violation):
+        explored(RequestWorld(mishaps=1, token_gap_s=0.01, life_type=mutant))
 
 
 @pytest.mark.parametrize(

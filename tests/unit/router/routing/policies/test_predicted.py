@@ -216,6 +216,17 @@ def test_a_plan_within_the_first_token_objective_goes_before_a_cheaper_one() -> 
     assert choose(late, node("b", **busy(40)), request=request).prefill == "b"
 
 
+def test_a_handed_over_first_token_is_predicted_for_when_the_client_gets_it() -> None:
+    """With the second one, where a gap is asked for: behind the transfer, half of a step and a step."""
+    nodes, seconds = (node("p", Role.PREFILL)._replace(may_decode=False), node("d", **busy(8), **line(16384))), {}
+    for gap_s in (None, 0.05):
+        plan = choose(*nodes, request=replace(REQUEST, objectives=Objectives(token_gap_s=gap_s)))
+        assert where(plan) == ("p", "d")
+        seconds[gap_s] = plan.prediction.first_token_s or 0.0
+    step_s = nodes[1].costs.step_s
+    assert LINK.latency_s + 1.5 * step_s < seconds[0.05] - seconds[None] < LINK.latency_s + 5 * step_s
+
+
 def test_an_objective_is_kept_if_any_plan_keeps_it() -> None:
     dice = random.Random(15)
     names, kept = [f"n{number}" for number in range(7)], 0
