@@ -22,8 +22,8 @@ class FetchConfig:
 
     enabled         false: the node computes everything that its own cache lacks
     min_tokens      a fetch must save at least this many tokens
-    max_time_ratio  largest estimated time of a fetch, as a share of the time to compute the same tokens; above 1 the
-                    node fetches even where computing is faster, and saves its compute for other prompts
+    max_time_ratio  largest estimated time of a fetch, as a share of the time to compute the same tokens, which counts
+                    once for each prompt that is here; above 1 the node fetches even where computing is faster
     timeout_s       a fetch that has not landed by then is abandoned, and the node computes the prompt
     """
 

@@ -106,6 +106,7 @@ class Fetches:
             num_tokens=len(request.tokens),
             fetch_source_tokens=None if fetch_source is None else fetch_source.num_tokens,
             is_scored=request.sampling.prompt_logprobs is not None,
+            num_prompts=lambda: self._runtime.engine.num_prompts,
         )
 
     def declined(self) -> None:

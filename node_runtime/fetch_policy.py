@@ -1,13 +1,15 @@
 """Decides whether a node fetches what another one holds of a prompt, or computes it. Pure.
 
-    seconds to compute = what the node's steps take for the saved tokens, at their depth
+    seconds to compute = what the node's steps take for the saved tokens, at their depth, times the prompts here
     seconds to fetch   = latency_s + bytes of (blocks beyond this node's own hit + one state) / bytes_per_s
 
-All figures are the node's own measurements (`CostFit`, `MeasuredFetches`).
+A fetch delays the prompt that it is for, while the others are computed; tokens that are computed delay them all. All
+figures are the node's own measurements (`CostFit`, `MeasuredFetches`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from headrace.cache.hits import FetchState, HitPolicy, PrefixHit, ResumeLocally
@@ -16,6 +18,10 @@ from headrace.step_costs import StepCosts
 from node_runtime.config import FetchConfig
 
 _RESUME = ResumeLocally()
+
+
+def _alone() -> int:
+    return 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +44,7 @@ class FetchPolicy:
     num_tokens           the prompt's length
     fetch_source_tokens  leading tokens that another node probably holds, with a checkpoint at their end; None: no
                          source is known
+    num_prompts          how many prompts wait or are computed here, this one among them; called when the policy is
     is_scored            the whole prompt must be computed for its logprobs: nothing of it is skipped
     """
 
@@ -49,6 +56,7 @@ class FetchPolicy:
     num_tokens: int
     fetch_source_tokens: int | None
     is_scored: bool = False
+    num_prompts: Callable[[], int] = _alone
 
     def hit_policy(self, hit: PrefixHit) -> HitPolicy:
         """Returns the policy for this hit, which covers at most all tokens but one."""
@@ -69,4 +77,4 @@ class FetchPolicy:
         num_blocks = (fetch.num_tokens - fetch.reusable_tokens(hit)) // self.layout.block_size
         num_bytes = num_blocks * self.layout.block_bytes + self.layout.state_bytes
         compute_s = self.step_costs.prefill_s(hit.resumable_tokens, fetch.num_tokens, chunk_tokens=self.chunk_tokens)
-        return self.costs.fetch_s(num_bytes) <= self.config.max_time_ratio * compute_s
+        return self.costs.fetch_s(num_bytes) <= self.config.max_time_ratio * compute_s * max(self.num_prompts(), 1)

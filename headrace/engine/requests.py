@@ -95,6 +95,11 @@ class EngineRequests:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
+    @property
+    def num_prompts(self) -> int:
+        """Prompts that wait for room or are being computed. Call in the engine's thread only."""
+        return len(self._waiting) + sum(each.is_prefilling for each in self._running)
+
     # ------------------------------------------------------------ submission and admission
 
     def submit(self, sequence: Sequence) -> None:

@@ -36,9 +36,12 @@ def test_prompts_wait_with_their_tokens_positions_and_lengths(tiny_checkpoint) -
     whole = StepShape.prefill(0, 300) + StepShape.prefill(0, 100)
     lengths = (0,) * 6 + (100, 0, 300)
     assert built.engine.load == EngineLoad(0, 0, 400, whole.prefill_depths, lengths)
+    assert built.engine.num_prompts == 2
     assert step(built).waiting_tokens == 400 - 64
+    assert built.engine.num_prompts == 2
     run_all(built)
     assert built.engine.load == EngineLoad(0, 0, 0, 0, ())
+    assert built.engine.num_prompts == 0
 
 
 def test_what_generates_counts_with_its_context(tiny_checkpoint) -> None:

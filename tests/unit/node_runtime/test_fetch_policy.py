@@ -26,10 +26,19 @@ def policy(
     costs: FetchCosts = COSTS,
     step_costs: StepCosts | None = None,
     is_scored: bool = False,
+    num_prompts: int = 1,
     **config: object,
 ) -> FetchPolicy:
     return FetchPolicy(
-        FetchConfig(**config), costs, step_costs or steps(1e-3), 256, LAYOUT, num_tokens, fetch_source_tokens, is_scored
+        FetchConfig(**config),
+        costs,
+        step_costs or steps(1e-3),
+        256,
+        LAYOUT,
+        num_tokens,
+        fetch_source_tokens,
+        is_scored,
+        lambda: num_prompts,
     )
 
 
@@ -48,6 +57,14 @@ def test_what_costs_less_to_compute_is_computed() -> None:
     slow = FetchCosts(bytes_per_s=5e5, latency_s=0.05)
     assert isinstance(chosen(policy(costs=slow), 240, 240), ResumeLocally)
     assert chosen(policy(costs=slow, max_time_ratio=1.2), 240, 240) == FetchState(320)
+
+
+def test_where_other_prompts_wait_a_token_less_to_compute_is_worth_more() -> None:
+    # 80 tokens: 80 ms to compute, which each prompt here waits for; 200 ms and 21 ms to fetch, which one does.
+    slow = FetchCosts(bytes_per_s=1e6, latency_s=0.2)
+    assert isinstance(chosen(policy(costs=slow), 240, 240), ResumeLocally)
+    assert isinstance(chosen(policy(costs=slow, num_prompts=2), 240, 240), ResumeLocally)
+    assert chosen(policy(costs=slow, num_prompts=3), 240, 240) == FetchState(320)
 
 
 def test_deep_tokens_are_worth_more() -> None:
