@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import product
 
@@ -74,41 +75,60 @@ class NodeSearch:
         are, if they are there.
 
         A suspect request may be what ended a node: it waits until another one has outlived that node's host, or is
-        elsewhere. Waits for busy nodes as long as the request's own time allows, and for lost ones as long as they may
-        come back; raises ApiError: 503 when there is nobody to wait for, 429 for a request that would miss its
-        objectives.
+        elsewhere, or that node itself turns out to live. Waits for busy nodes as long as the request's own time allows,
+        and for lost ones as long as they may come back; raises ApiError: 503 when there is nobody to wait for, 429 for
+        a request that would miss its objectives.
         """
         nodes = self._context.nodes
-        while True:
-            holder = self._orphan_holder()
-            pins, cause = self._siblings_pins(), "retry" if self._was_placed else "request"
-            if holder is not None:
-                pins, cause = Pins(decode=holder.info.name), "orphan"
-            elif pins != ANYWHERE:
-                cause = "sibling"
-            if (placement := await self._ask(request, pins, cause, is_suspect)) is not None:
-                if cause == "request":
-                    self._check_objectives(placement.plan)
-                self._was_placed = True
-                return placement
-            if not nodes.live(Role.DECODE) and not nodes.may_come(Role.DECODE):
-                raise no_node(Role.DECODE, [], self._context.clock())
-            await self._pause()
+        async with self._inquest(is_suspect=is_suspect):
+            while True:
+                holder = self._orphan_holder()
+                pins, cause = self._siblings_pins(), "retry" if self._was_placed else "request"
+                if holder is not None:
+                    pins, cause = Pins(decode=holder.info.name), "orphan"
+                elif pins != ANYWHERE:
+                    cause = "sibling"
+                if (placement := await self._ask(request, pins, cause, is_suspect)) is not None:
+                    if cause == "request":
+                        self._check_objectives(placement.plan)
+                    self._was_placed = True
+                    return placement
+                if not nodes.live(Role.DECODE) and not nodes.may_come(Role.DECODE):
+                    raise no_node(Role.DECODE, [], self._context.clock())
+                await self._pause()
 
     async def place_prefill(self, request: Request, receiver: NodeEntry, *, is_suspect: bool) -> Placement | None:
         """A plan for a prompt that `receiver` waits for. Waits for busy nodes; None when nobody can send to it."""
         pins = Pins(prefill=self._siblings_pins().prefill, decode=receiver.info.name, is_reserved=True)
-        while self._context.nodes.senders_to(receiver.info, Role.PREFILL):
-            if (placement := await self._ask(request, pins, "renewal", is_suspect)) is not None:
-                self._context.ledger.reserved(placement.number)
-                return placement
-            await self._pause()
+        async with self._inquest(is_suspect=is_suspect):
+            while self._context.nodes.senders_to(receiver.info, Role.PREFILL):
+                if (placement := await self._ask(request, pins, "renewal", is_suspect)) is not None:
+                    self._context.ledger.reserved(placement.number)
+                    return placement
+                await self._pause()
         return None
+
+    @asynccontextmanager
+    async def _inquest(self, *, is_suspect: bool) -> AsyncIterator[None]:
+        """Asks the lost nodes for which a suspect request waits in the block: the host of one that lives, and was only
+        out of reach, is not dying."""
+        lost = self._host_deaths.lost_nodes(self._context.clock()) if is_suspect else []
+        asking = [asyncio.create_task(self._ask_lost(node)) for node in lost]
+        try:
+            yield
+        finally:
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+
+    async def _ask_lost(self, node: NodeId) -> None:
+        if await has_outlived(self._context.nodes, node):
+            self._host_deaths.node_lives(node)
 
     async def _ask(self, request: Request, pins: Pins, cause: str, is_suspect: bool) -> Placement | None:
         """The policy's plan among the nodes that have not failed this request, and whose host is not dying if they have
         a choice; a suspect request has none. None when all who could serve it have failed it, or the policy finds
-        nobody: then none is avoided any longer, but for dying hosts."""
+        nobody: then none is avoided any longer, but for those for whose hosts it waits."""
         context = self._context
         keys = await self.prompt_keys(request)
         now_s = context.clock()
@@ -117,6 +137,7 @@ class NodeSearch:
         avoided = {name for name, node in live.items() if node.id in self._avoided}
         dying = {name for name, node in live.items() if self._host_deaths.may_include(node.info, now_s)}
         routed = self._routed(request)
+        waits_for = dying if is_suspect else set()
         left_out = [avoided | dying] if is_suspect or not dying else [avoided | dying, avoided]
         pinned = [pins, Pins(decode=pins.decode, is_reserved=True) if pins.is_reserved else ANYWHERE]
         for names, its_pins in product(left_out, pinned):
@@ -127,7 +148,7 @@ class NodeSearch:
                 self.course.decided(request, decision, candidates, keys, now_s)
                 decode = None if plan.decode is None else live[plan.decode]
                 return Placement(routed.number, plan, live[plan.prefill], decode)
-        self._avoided -= {node.id for node in live.values()}
+        self._avoided -= {node.id for name, node in live.items() if name not in waits_for}
         return None
 
     def _check_objectives(self, plan: Plan) -> None:

@@ -9,6 +9,7 @@ from headrace.wire.errors import NodeCrashed, NodeLost, NodeStopped
 from headrace.wire.node_messages import Role
 from router.requests import host_deaths
 from router.requests.host_deaths import HOST_DEATH_S, HostDeaths
+from tests.support.patience import PATIENCE_S
 from tests.support.router.candidates import AlwaysTheFirst
 from tests.support.router.fake_nodes import FakeCluster, Fault, fake_cluster, node_info, node_status
 from tests.unit.router.conftest import Running, StartRouter
@@ -45,6 +46,19 @@ def test_a_node_that_does_not_say_where_it_runs_dies_alone():
     assert not deaths.may_include(ANYWHERE, 10.0)
 
 
+def test_a_node_that_lives_is_no_sign_of_a_dying_host():
+    deaths = HostDeaths()
+    other = replace(HERE, name="another one here")
+    deaths.node_lost(HERE, 10.0)
+    deaths.node_lost(other, 11.0)
+    assert deaths.lost_nodes(11.0) == [(HERE.name, 1), (other.name, 1)]
+    deaths.node_lives((other.name, 1))
+    assert deaths.may_include(other, 11.0) and deaths.lost_nodes(11.0) == [(HERE.name, 1)]
+    assert deaths.lost_nodes(10.0 + HOST_DEATH_S) == []
+    deaths.node_lives((HERE.name, 1))
+    assert not deaths.may_include(HERE, 11.0)
+
+
 async def start(start_router: StartRouter, cluster: FakeCluster, hosts: dict[str, str]) -> Running:
     running = await start_router(cluster, register=False, policy=AlwaysTheFirst())
     for info in cluster.infos():
@@ -77,6 +91,45 @@ async def test_without_another_host_it_waits_until_nodes_have_outlived_the_lost_
     result = await ask(running)
     assert (text_of(result), result["usage"]["headrace"]["prefill"]["node"]) == (TEXT, "p1")
     assert clock() - began_s >= SHORT_S
+
+
+@pytest.mark.parametrize("max_tokens", [1, 4])
+async def test_it_waits_no_longer_once_the_lost_node_answers(
+    start_router: StartRouter, answer: list[int], monkeypatch: pytest.MonkeyPatch, max_tokens: int
+):
+    """A node that was stopped goes on: the host lives. A single token needs no decode node, and is placed anew."""
+    monkeypatch.setattr(host_deaths, "HOST_DEATH_S", FOR_EVER_S)
+    cluster = fake_cluster(answer, prefill=2)
+    p0 = cluster.nodes["p0"]
+    p0.faults = [Fault(NodeLost("p0", "ping timeout"), is_computing=True, is_outlived=True)]
+    p0.answers = asyncio.Event()
+    running = await start(start_router, cluster, dict.fromkeys(cluster.nodes, "a"))
+    asking = asyncio.create_task(ask(running, max_tokens=max_tokens))
+    async with asyncio.timeout(PATIENCE_S):
+        while not p0.num_questions:
+            await asyncio.sleep(0.01)
+        assert cluster.nodes["p1"].requests == []
+        p0.answers.set()
+        result = await asking
+    assert result["usage"]["headrace"]["prefill"]["node"] == "p1"
+    await assert_idle(running)
+
+
+async def test_after_the_wait_for_its_host_the_lost_node_is_still_avoided(
+    start_router: StartRouter, answer: list[int], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(host_deaths, "HOST_DEATH_S", SHORT_S)
+    cluster = fake_cluster(answer, prefill=2, eos_id=0)
+    p0 = cluster.nodes["p0"]
+    p0.faults, p0.answers = [lost("p0")], None
+    running = await start(start_router, cluster, dict.fromkeys(cluster.nodes, "a"))
+    asking = asyncio.create_task(ask(running))
+    async with asyncio.timeout(PATIENCE_S):
+        while not p0.num_questions:
+            await asyncio.sleep(0.01)
+        running.server.nodes.register(node_info("p0", Role.PREFILL, host_id="a"), node_status())  # a heartbeat
+        result = await asking
+    assert (text_of(result), result["usage"]["headrace"]["prefill"]["node"]) == (TEXT, "p1")
 
 
 async def test_nothing_is_sent_to_a_receiver_that_may_be_dying_with_its_host(
