@@ -2,9 +2,10 @@
 
     seconds = step_s
             + decode_s * decoding sequences + context_s * tokens of their contexts
+            + check_s, if any has drafts, + draft_s * drafts
             + chunk_s, if any prompt is computed, + token_s * tokens of prompts + depth_s * (their positions, summed)
 
-Each node fits the six coefficients to its own steps and reports them, and by how much its steps come late; the router
+Each node fits the eight coefficients to its own steps and reports them, and by how much its steps come late; the router
 predicts with them, and the scheduler of a node bounds the prompts of a step by them.
 """
 
@@ -30,12 +31,14 @@ class StepShape:
     context_tokens   tokens that these attend to, all together
     prefill_tokens   tokens of prompts
     prefill_depths   the positions of these tokens, summed: what their attention costs
+    num_drafts       drafts behind the newest tokens of the decoding sequences
     """
 
     num_decoding: int = 0
     context_tokens: int = 0
     prefill_tokens: int = 0
     prefill_depths: int = 0
+    num_drafts: int = 0
 
     @classmethod
     def prefill(cls, start: int, end: int) -> StepShape:
@@ -48,6 +51,7 @@ class StepShape:
             self.context_tokens + other.context_tokens,
             self.prefill_tokens + other.prefill_tokens,
             self.prefill_depths + other.prefill_depths,
+            self.num_drafts + other.num_drafts,
         )
 
 
@@ -61,6 +65,8 @@ class StepCosts:
     chunk_s     more for a step that computes prompts, whatever their length
     token_s     more for each token of a prompt
     depth_s     more for each token of a prompt and each position before it
+    check_s     more for a step with drafts, however many: making them, and what the host does while the device waits
+    draft_s     more for each draft
     late_s      nearly all steps with prompts beside answers take at most so much longer: no part of what a step costs
     """
 
@@ -70,6 +76,8 @@ class StepCosts:
     chunk_s: float = 2.0e-3
     token_s: float = 10.2e-6
     depth_s: float = 35e-12
+    check_s: float = 1.0e-3
+    draft_s: float = 28e-6
     late_s: float = 0.0
 
     def seconds(self, shape: StepShape) -> float:
@@ -79,7 +87,11 @@ class StepCosts:
     def decode_part_s(self, shape: StepShape) -> float:
         if not shape.num_decoding:
             return 0.0
-        return self.step_s + self.decode_s * shape.num_decoding + self.context_s * shape.context_tokens
+        plain_s = self.step_s + self.decode_s * shape.num_decoding + self.context_s * shape.context_tokens
+        return plain_s + self.draft_part_s(shape.num_drafts)
+
+    def draft_part_s(self, num_drafts: int) -> float:
+        return self.check_s + self.draft_s * num_drafts if num_drafts else 0.0
 
     def prefill_part_s(self, shape: StepShape) -> float:
         if not shape.prefill_tokens:

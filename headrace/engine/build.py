@@ -125,6 +125,7 @@ def engine_around(
             draft_count(speculation, min(sizes.num_draft_slots, config.max_step_drafts)),
             max_drafts=max_drafts,
             block_size=config.block_size,
+            max_step_tokens=config.max_step_tokens,
             rules=StopRules(model.config.eos_token_ids, max_model_tokens),
         )
     engine = Engine(

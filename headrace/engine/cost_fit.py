@@ -41,7 +41,7 @@ LATE_STEP = 0.02
 """Rise of `costs.late_s` with a step that is later still, as a share of its predicted time. It falls as KEPT_GAPS
 asks."""
 
-_DECODE, _PREFILL, _SECONDS = (0, 1, 2), (3, 4, 5), 6
+_DECODE, _PREFILL, _DRAFTS, _SECONDS = (0, 1, 2), (3, 4, 5), (6, 7), 8
 
 
 def prior_costs(attention_parity_position: float) -> StepCosts:
@@ -63,29 +63,32 @@ class CostFit:
     def __init__(self, prior: StepCosts | None = None) -> None:
         self.costs = prior or StepCosts()
         self._prior = astuple(self.costs)[:_SECONDS]
-        self._decodes = _Moments((*_DECODE, _SECONDS))
-        self._prefills = _Moments((*_PREFILL, _SECONDS))
-        self._mixed = _Moments((*_DECODE, *_PREFILL, _SECONDS))
+        self._kinds: dict[tuple[int, ...], _Moments] = {}  # by the columns that steps of a kind have
         self._factors = [1.0] * _SECONDS  # of the prior's costs, beside the scale
         self.num_steps = 0
 
     def observe(self, shape: StepShape, seconds: float, *, may_be_late: bool = True) -> None:
         """Records a step that took `seconds`; one without contents or time says nothing.
 
-        may_be_late   False: it says nothing of `late_s`. What the shape has of prompts are drafts, which count as they
-                      do; or the device waited for the host, and would have for a shorter step, too
+        may_be_late   False: it says nothing of `late_s`: the device waited for the host, and would have for a shorter
+                      step, too
         """
-        step, decode, context, chunk, token, depth = self._prior
+        step, decode, context, chunk, token, depth, check, draft = self._prior
+        columns: tuple[int, ...] = ()
         parts: tuple[float, ...] = ()
         if shape.num_decoding:
-            parts = (step, decode * shape.num_decoding, context * shape.context_tokens)
+            columns, parts = _DECODE, (step, decode * shape.num_decoding, context * shape.context_tokens)
         if shape.prefill_tokens:
+            columns += _PREFILL
             parts += (chunk, token * shape.prefill_tokens, depth * shape.prefill_depths)
+        if shape.num_drafts:
+            columns += _DRAFTS
+            parts += (check, draft * shape.num_drafts)
         if seconds <= 0 or not parts:
             return
-        kind = self._mixed if len(parts) > 3 else self._decodes if shape.num_decoding else self._prefills
+        kind = self._kinds.setdefault(columns, _Moments((*columns, _SECONDS)))
         predicted_s = self.costs.seconds(shape)
-        if kind is self._mixed and may_be_late:
+        if may_be_late and columns == (*_DECODE, *_PREFILL):
             late_s = self.costs.late_s
             late_s += LATE_STEP * predicted_s * (KEPT_GAPS - (seconds <= predicted_s + late_s))
             self.costs = replace(self.costs, late_s=max(0.0, late_s))
@@ -95,8 +98,8 @@ class CostFit:
             self.costs = self._fitted()
 
     def _fitted(self) -> StepCosts:
-        kinds = (self._decodes, self._prefills, self._mixed)
-        moments = [[0.0] * 7 for _ in range(7)]
+        kinds = self._kinds.values()
+        moments = [[0.0] * (_SECONDS + 1) for _ in range(_SECONDS + 1)]
         for kind in kinds:
             kind.add_to(moments)
         matrix = [row[:_SECONDS] for row in moments[:_SECONDS]]
@@ -122,7 +125,7 @@ class CostFit:
 class _Moments:
     """Weighted sums of the products of any two of a step's parts and its seconds, for the steps of one kind.
 
-    columns   of the values that a step of this kind has, among the six parts and the seconds
+    columns   of the values that a step of this kind has, among the eight parts and the seconds
     """
 
     def __init__(self, columns: tuple[int, ...]) -> None:

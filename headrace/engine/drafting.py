@@ -10,14 +10,13 @@ from typing import Protocol
 
 from headrace.engine.cost_fit import CostFit
 from headrace.engine.drafts_ahead import FutureDrafts
-from headrace.engine.load import shape_of_drafts
 from headrace.engine.scheduler import smallest_gap_s
 from headrace.engine.sequence import Sequence
 from headrace.engine.stopping import StopRules
 from headrace.forward.sequence_input import SequenceInput
-from headrace.speculation.draft_count import OWN_TRIES, Acceptance, DraftCount, Offer, StepPrice
+from headrace.speculation.draft_count import OWN_TRIES, Acceptance, DraftCount, Offer, PromptWork, StepPrice
 from headrace.speculation.drafter import DrafterFactory
-from headrace.step_costs import StepShape
+from headrace.step_costs import StepCosts, StepShape
 
 PLACES = ("1", "2", "3", "4", "5", "6", "7", "8+")
 """Places of drafts behind the newest token, as metrics name them."""
@@ -73,11 +72,12 @@ class LayerDrafts(Protocol):
 class Drafting:
     """Asks grammars and drafters for the next tokens of decoding sequences, and counts how many of them were right.
 
-    drafter       makes the drafter of a sequence when it first drafts, or drafts for all of them, behind the choice of
-                  their number; None: only what grammars force is drafted
-    count         chooses how many of them a step tries
-    max_drafts    of a sequence in a step at most
-    block_size    tokens of a prompt that a step computes at least, beside its drafts
+    drafter           makes the drafter of a sequence when it first drafts, or drafts for all of them, behind the choice
+                      of their number; None: only what grammars force is drafted
+    count             chooses how many of them a step tries
+    max_drafts        of a sequence in a step at most
+    block_size        tokens of a prompt that a step computes at least, beside its drafts
+    max_step_tokens   tokens of prompts that it computes at most
     """
 
     def __init__(
@@ -87,6 +87,7 @@ class Drafting:
         *,
         max_drafts: int,
         block_size: int,
+        max_step_tokens: int,
         rules: StopRules,
     ) -> None:
         self._layer: LayerDrafts | None = None
@@ -98,6 +99,7 @@ class Drafting:
         self.count = count
         self._max_drafts = max_drafts
         self._block_size = block_size
+        self._max_step_tokens = max_step_tokens
         self._rules = rules
         self._guesses: list[tuple[Found, int]] = []
         self._has_drafts = False  # the step that was proposed last
@@ -227,19 +229,15 @@ class Drafting:
         return [*sequence.drafter.propose(sequence.tokens, most)][:most]
 
     def _price(self, running: Collection[Sequence], fit: CostFit) -> StepPrice:
-        """Price of the next step, with a block of a prompt if there is one."""
+        """Price of the next step."""
         costs = fit.costs
         decoding = [sequence for sequence in running if not sequence.is_prefilling and not sequence.is_paused]
         prefilling = [sequence for sequence in running if sequence.is_prefilling]
-        context_tokens = sum(len(sequence.tokens) for sequence in decoding)
-        plain = StepShape(len(decoding), context_tokens)
+        plain_s = costs.decode_part_s(StepShape(len(decoding), sum(len(sequence.tokens) for sequence in decoding)))
+        prompts = None
         if prefilling:
-            depth = min(prefilling, key=lambda each: each.arrival).num_computed
-            plain += StepShape.prefill(depth, depth + self._block_size)
-        mean_tokens = context_tokens // len(decoding)
-        plain_s = costs.seconds(plain)
-        one_s = costs.seconds(plain + shape_of_drafts(mean_tokens, 1))
-        two_s = costs.seconds(plain + shape_of_drafts(mean_tokens, 2))
+            prompts = self._prompt_work(prefilling, costs, (plain_s - costs.step_s) / len(decoding))
+            plain_s += costs.chunk_s
         gap_s, limit_s, late_s = smallest_gap_s(decoding), math.inf, 0.0
         if gap_s is not None:
             limit_s = costs.longest_s(gap_s)
@@ -247,8 +245,18 @@ class Drafting:
         return StepPrice(
             num_decoding=len(decoding),
             plain_s=plain_s,
-            first_s=one_s - plain_s - (two_s - one_s),
-            draft_s=two_s - one_s,
+            first_s=costs.check_s,
+            draft_s=costs.draft_s,
             limit_s=limit_s,
             late_s=late_s,
+            prompts=prompts,
         )
+
+    def _prompt_work(self, prefilling: list[Sequence], costs: StepCosts, answer_s: float) -> PromptWork:
+        """Work that waits of these prompts, up to `max_step_tokens` of them, and a block of the first one."""
+        first = min(prefilling, key=lambda each: each.arrival)
+        block = StepShape.prefill(first.num_computed, first.num_computed + self._block_size)
+        waiting = sum((StepShape.prefill(each.num_computed, each.prefill_length) for each in prefilling), StepShape())
+        share = min(1.0, self._max_step_tokens / max(1, waiting.prefill_tokens))
+        least_s, most_s = (costs.prefill_part_s(shape) - costs.chunk_s for shape in (block, waiting))
+        return PromptWork(most_s=max(least_s, share * most_s), least_s=least_s, answer_s=answer_s)

@@ -237,12 +237,8 @@ class Engine(EngineRequests):
             parts = zip((chunk.sequence for chunk in chunks), step.inputs, strict=True)
             self.drafting.draft_ahead([*parts], step.draw_index, len(self._running))
         self._give_up_confused(step.constrained)
-        # Drafts are weighed by steps of decodes alone.
-        turn_s = (
-            None if self.drafting is None or any(chunk.sequence.is_prefilling for chunk in chunks) else self._turn_s
-        )
         has_waited = behind is not None and behind.has_arrived
-        return InFlight(chunks, step, launched, shape_of(chunks), began_s, behind, turn_s, has_waited)
+        return InFlight(chunks, step, launched, shape_of(chunks), began_s, behind, self._turn_s, has_waited)
 
     def _give_up_confused(self, constrained: list[WantedMask]) -> None:
         """Gives up sequences whose grammars have no mask: they grew beyond their limits."""
@@ -401,13 +397,19 @@ class Engine(EngineRequests):
         seconds = step.launched.drawn.seconds_after(step.behind) if step.behind is not None else None
         if seconds is None:
             seconds = now_s - max(step.began_s, self._known_done_s)
-        if self.drafting is not None and step.turn_s is not None:
-            whole_s, predicted_s = now_s - max(step.turn_s, self._known_done_s), self.cost_fit.costs.seconds(step.shape)
-            self.drafting.count.took(whole_s, predicted_s, has_drafts=step.has_drafts)
+        if self.drafting is not None:
+            whole_s = now_s - max(step.turn_s, self._known_done_s)
+            if step.has_drafts:
+                seconds = whole_s  # making drafts and waiting for tokens are part of what they cost
+            self.drafting.count.took(
+                whole_s,
+                self.cost_fit.costs.seconds(step.shape),
+                has_drafts=step.has_drafts,
+                has_prompts=step.shape.prefill_tokens > 0,
+            )
         self._known_done_s = now_s
         if not step.inputs.scored:  # scoring costs far more than the step's shape says
-            has_prompts = not step.has_drafts or step.turn_s is None
-            self.cost_fit.observe(step.shape, seconds, may_be_late=has_prompts and not step.has_waited)
+            self.cost_fit.observe(step.shape, seconds, may_be_late=not step.has_waited)
 
     def _take_scores(self, chunk: ScheduledChunk[Sequence], scores: PromptScores) -> None:
         sequence = chunk.sequence

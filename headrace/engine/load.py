@@ -55,14 +55,9 @@ def _expected(sequence: Sequence) -> tuple[int, int]:
     return sequence.prefill_length - sequence.num_expected, sequence.prefill_length
 
 
-def shape_of_drafts(num_tokens: int, num_drafts: int) -> StepShape:
-    """The part of drafts in a step, behind so many tokens: rows that are computed as a prompt's chunk is."""
-    return StepShape.prefill(num_tokens, num_tokens + num_drafts)
-
-
 def shape_of(chunks: Iterable[ScheduledChunk[Sequence]]) -> StepShape:
     """The contents of a step of these chunks; call before they are counted as computed."""
-    num_decoding = context_tokens = prefill_tokens = prefill_depths = 0
+    num_decoding = context_tokens = prefill_tokens = prefill_depths = num_drafts = 0
     for chunk in chunks:
         start, end = chunk.span.start, chunk.span.end
         if chunk.sequence.is_prefilling:
@@ -71,7 +66,5 @@ def shape_of(chunks: Iterable[ScheduledChunk[Sequence]]) -> StepShape:
         else:
             num_decoding += 1
             context_tokens += start + 1
-            if end > start + 1:  # as `shape_of_drafts`
-                prefill_tokens += end - start - 1
-                prefill_depths += (end * (end - 1) - start * (start + 1)) // 2
-    return StepShape(num_decoding, context_tokens, prefill_tokens, prefill_depths)
+            num_drafts += end - start - 1
+    return StepShape(num_decoding, context_tokens, prefill_tokens, prefill_depths, num_drafts)

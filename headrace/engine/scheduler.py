@@ -156,10 +156,9 @@ class Scheduler:
     def within(self, gap_s: float, beside: StepShape, depth: int, costs: StepCosts) -> StepBudget:
         """Budget of prompts, in seconds, beside decodes in a step that keeps a gap: at least a block at `depth`."""
         token_cost = TokenCost.in_seconds(costs)
-        drafts_s = costs.token_s * beside.prefill_tokens + costs.depth_s * beside.prefill_depths
-        left_s = costs.longest_s(gap_s) - costs.decode_part_s(beside) - costs.chunk_s - drafts_s
+        left_s = costs.longest_s(gap_s) - costs.decode_part_s(beside) - costs.chunk_s
         block_s = token_cost.of(ChunkSpan(depth, depth + self.block_size))
-        num_rows = beside.num_decoding + beside.prefill_tokens
+        num_rows = beside.num_decoding + beside.num_drafts
         return StepBudget(token_cost, self.max_step_tokens - num_rows, max(left_s, block_s))
 
     def _filled(self, budget: StepBudget, depth: int) -> StepBudget:

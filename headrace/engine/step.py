@@ -45,7 +45,7 @@ class InFlight:
     shape        its contents, by which its time is judged
     began_s      when it was launched
     behind       the step or the drafts that were still in flight then: this one begins when that ends
-    turn_s       when the engine began to make it, with its drafts; None: not noted, it computes prompts, or none drafts
+    turn_s       when the engine began to make it, with its drafts, if it drafts
     has_waited   that step had ended before this one was launched: the device waited for the host
     """
 
@@ -55,7 +55,7 @@ class InFlight:
     shape: StepShape
     began_s: float
     behind: OnDevice | None
-    turn_s: float | None
+    turn_s: float
     has_waited: bool
 
     @property

@@ -5,13 +5,19 @@ give the most tokens a second:
 
     (sequences + chances of the drafts) / (seconds of the step without drafts + of drafting at all + of each draft)
 
-and none where that is not GAIN better than without. Then nothing more would be learnt, so now and then a step *probes*
-with a draft of each sequence: in all, probes take PROBE_SHARE of the time.
+Where prompts wait, drafts take time from these in a step that has a limit. So tokens of both count, in seconds of work:
+those of prompts by what they take, each of an answer by what it would take of a step without drafts:
+
+    (token's seconds * (sequences + chances of the drafts) + seconds of prompts) / seconds of all the step
+
+It takes none where that is not GAIN better than without. Then nothing more would be learnt, so now and then a step
+*probes* with a draft of each sequence: in all, probes take PROBE_SHARE of the time.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -79,15 +85,30 @@ class Offer:
 
 
 @dataclass(frozen=True)
+class PromptWork:
+    """Seconds of prompts' tokens beside the answers of a step.
+
+    most_s     that wait, and that it computes if its limit leaves room
+    least_s    that it computes in any case
+    answer_s   that prompts have less for each answer without drafts: what its token is worth
+    """
+
+    most_s: float
+    least_s: float
+    answer_s: float
+
+
+@dataclass(frozen=True)
 class StepPrice:
     """Seconds of a step.
 
     num_decoding   tokens that it gives without drafts
-    plain_s        without drafts
+    plain_s        without drafts and tokens of prompts
     first_s        more for drafting at all
     draft_s        more for each draft
     limit_s        that it may be predicted to take; inf: any
     late_s         by which a step may end later than predicted: `limit_s` leaves room for that
+    prompts        None: no prompt waits
     """
 
     num_decoding: int
@@ -96,13 +117,25 @@ class StepPrice:
     draft_s: float
     limit_s: float
     late_s: float = 0.0
+    prompts: PromptWork | None = None
 
     def of(self, num_drafts: int) -> float:
-        return self.plain_s + self.first_s + self.draft_s * num_drafts
+        return self.plain_s + (self.first_s + self.draft_s * num_drafts if num_drafts else 0.0)
+
+    def speed(self, num_drafts: int, num_tokens: float) -> float:
+        """Tokens a second, or where prompts wait seconds of work a second, of a step with these drafts that gives
+        `num_tokens` of answers."""
+        seconds, work = self.of(num_drafts), num_tokens
+        if self.prompts is not None:
+            prompts_s = min(self.prompts.most_s, max(self.prompts.least_s, self.limit_s - seconds))
+            seconds, work = seconds + prompts_s, self.prompts.answer_s * num_tokens + prompts_s
+        return work / seconds if seconds > 0 else math.inf
 
     def fitting(self, most: int) -> int:
         """The most drafts of these that the limit admits."""
-        left_s = self.limit_s - self.of(0)
+        left_s = self.limit_s - self.plain_s - self.first_s
+        if self.prompts is not None:
+            left_s -= self.prompts.least_s
         if left_s < 0:
             return 0
         return most if self.draft_s * most <= left_s else int(left_s / self.draft_s)
@@ -127,8 +160,8 @@ class DraftCount(Protocol):
         """Counts an offer's `most` drafts, all of which were in a step, and the leading ones of which were accepted."""
         ...
 
-    def took(self, seconds: float, predicted_s: float, *, has_drafts: bool) -> None:
-        """A step of decodes took so long from the end of the one before, drafting included."""
+    def took(self, seconds: float, predicted_s: float, *, has_drafts: bool, has_prompts: bool) -> None:
+        """A step took so long from the end of the one before, drafting included."""
         ...
 
 
@@ -155,7 +188,7 @@ class FixedCount:
     def verified(self, offer: Offer, num_accepted: int) -> None:
         """Nothing depends on it."""
 
-    def took(self, seconds: float, predicted_s: float, *, has_drafts: bool) -> None:
+    def took(self, seconds: float, predicted_s: float, *, has_drafts: bool, has_prompts: bool) -> None:
         """Nothing depends on it."""
 
 
@@ -165,7 +198,8 @@ class AutoCount:
     def __init__(self, max_step_drafts: int) -> None:
         self._max_step_drafts = max_step_drafts
         self._seen, self._forced = Acceptance(NODE_TRIES), Acceptance(NODE_TRIES)
-        self._late_s = {False: 0.0, True: 0.0}  # by whether a step has drafts: beside its predicted seconds, on average
+        self._late_s: defaultdict[tuple[bool, bool], float] = defaultdict(float)
+        """By whether a step has drafts, and prompts: seconds beside the predicted ones, on average."""
         self._turns_to_rest = 0
         self._probe: tuple[StepPrice, float] | None = None  # the step that is being made is one: its price, and when
         self._no_probe_before_s = -math.inf
@@ -193,7 +227,7 @@ class AutoCount:
         """A probe that waited for tokens and then found nothing has cost as much as one with a draft."""
         if self._probe is not None:
             (price, now_s), self._probe = self._probe, None
-            extra_s = max(0.0, price.of(max(1, num_drafts)) - price.plain_s)
+            extra_s = max(0.0, price.of(max(1, num_drafts)) - price.of(0))
             self._no_probe_before_s = now_s + extra_s / PROBE_SHARE
             self._turns_to_rest = LOOK_TURNS
 
@@ -206,14 +240,15 @@ class AutoCount:
         if num_accepted:
             self._turns_to_rest = 0
 
-    def took(self, seconds: float, predicted_s: float, *, has_drafts: bool) -> None:
-        late_s = min(seconds - predicted_s, MOST_LATE * predicted_s)
-        self._late_s[has_drafts] += (late_s - self._late_s[has_drafts]) / LATE_STEPS
+    def took(self, seconds: float, predicted_s: float, *, has_drafts: bool, has_prompts: bool) -> None:
+        late_s, kind = min(seconds - predicted_s, MOST_LATE * predicted_s), (has_drafts, has_prompts)
+        self._late_s[kind] += (late_s - self._late_s[kind]) / LATE_STEPS
 
     def _measured(self, price: StepPrice) -> StepPrice:
-        late_s = self._late_s
-        plain_s = max(0.0, price.plain_s + late_s[False])
-        first_s = max(0.0, price.first_s + late_s[True] - late_s[False])
+        has_prompts = price.prompts is not None
+        plain_late_s, late_s = self._late_s[False, has_prompts], self._late_s[True, has_prompts]
+        plain_s = max(0.0, price.plain_s + plain_late_s)
+        first_s = max(0.0, price.first_s + late_s - plain_late_s)
         later_s = plain_s + first_s - price.plain_s - price.first_s  # which the limit need not leave room for again
         limit_s = price.limit_s + min(price.late_s, max(0.0, later_s))
         return replace(price, plain_s=plain_s, first_s=first_s, limit_s=limit_s)
@@ -236,7 +271,7 @@ class AutoCount:
 
 
 def best_counts(chances: Sequence[Sequence[float]], price: StepPrice, max_step_drafts: int) -> list[int]:
-    """The number of drafts of each sequence that gives the most tokens a second; all 0 if that is none.
+    """The number of drafts of each sequence that does the most in a second; all 0 if that is none.
 
     chances   of each sequence's drafts, in their order, none larger than the one before
     """
@@ -244,11 +279,10 @@ def best_counts(chances: Sequence[Sequence[float]], price: StepPrice, max_step_d
     offers = [(chance, -place, row) for row, each in enumerate(chances) for place, chance in enumerate(each)]
     offers.sort(reverse=True)
     tokens = float(price.num_decoding)
-    best, best_speed = 0, GAIN * tokens / price.plain_s if price.plain_s > 0 else 0.0
+    best, best_speed = 0, GAIN * price.speed(0, tokens)
     for number, (chance, _, _) in enumerate(offers[: price.fitting(max_step_drafts)], 1):
         tokens += chance
-        seconds = price.of(number)
-        speed = tokens / seconds if seconds > 0 else math.inf
+        speed = price.speed(number, tokens)
         if speed >= best_speed:
             best, best_speed = number, speed
     for _, _, row in offers[:best]:

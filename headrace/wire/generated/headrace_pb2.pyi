@@ -1491,6 +1491,8 @@ class StepCosts(_message.Message):
     TOKEN_S_FIELD_NUMBER: _builtins.int
     DEPTH_S_FIELD_NUMBER: _builtins.int
     LATE_S_FIELD_NUMBER: _builtins.int
+    CHECK_S_FIELD_NUMBER: _builtins.int
+    DRAFT_S_FIELD_NUMBER: _builtins.int
     step_s: _builtins.float
     """of a step that decodes"""
     decode_s: _builtins.float
@@ -1505,6 +1507,10 @@ class StepCosts(_message.Message):
     """for each token of a prompt and each position before it"""
     late_s: _builtins.float
     """by which nearly all steps with prompts beside answers come late at the most"""
+    check_s: _builtins.float
+    """of a step with drafts"""
+    draft_s: _builtins.float
+    """for each draft"""
     def __init__(
         self,
         *,
@@ -1515,10 +1521,12 @@ class StepCosts(_message.Message):
         token_s: _builtins.float = ...,
         depth_s: _builtins.float = ...,
         late_s: _builtins.float = ...,
+        check_s: _builtins.float = ...,
+        draft_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_s", b"chunk_s", "context_s", b"context_s", "decode_s", b"decode_s", "depth_s", b"depth_s", "late_s", b"late_s", "step_s", b"step_s", "token_s", b"token_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["check_s", b"check_s", "chunk_s", b"chunk_s", "context_s", b"context_s", "decode_s", b"decode_s", "depth_s", b"depth_s", "draft_s", b"draft_s", "late_s", b"late_s", "step_s", b"step_s", "token_s", b"token_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -284,4 +284,4 @@ def test_the_parts_of_a_step_count_its_drafts(tiny_checkpoint) -> None:
     generate(built, request(prompt, ANSWER))
     first = shapes[1]
     assert (first.num_decoding, first.context_tokens) == (1, 21)
-    assert (first.prefill_tokens, first.prefill_depths) == (3, 21 + 22 + 23)
+    assert (first.num_drafts, first.prefill_tokens) == (3, 0)

@@ -13,6 +13,7 @@ from headrace.speculation.draft_count import (
     AutoCount,
     FixedCount,
     Offer,
+    PromptWork,
     StepPrice,
     best_counts,
 )
@@ -68,6 +69,38 @@ def test_a_step_drafts_what_gives_the_most_tokens_a_second(chances, price, expec
     assert sorted(counts, reverse=True) == expected
 
 
+WAITING = PromptWork(most_s=1.0, least_s=0.2e-3, answer_s=50e-6)
+BUSY = StepPrice(num_decoding=20, plain_s=5e-3, first_s=1e-3, draft_s=20e-6, limit_s=12e-3, prompts=WAITING)
+
+
+@pytest.mark.parametrize(
+    ("price", "expected"),
+    [
+        (replace(BUSY, prompts=None), 60),
+        (BUSY, 60),  # 51 tokens more are worth 2.6 ms of prompts, and cost 2.2
+        (replace(BUSY, prompts=replace(WAITING, answer_s=45e-6)), 0),  # they are worth 2.3: too little more of 7.9 ms
+        (replace(BUSY, prompts=replace(WAITING, answer_s=20e-6)), 0),  # they are worth 1.0 ms, and cost 2.2
+        (replace(BUSY, prompts=replace(WAITING, answer_s=150e-6)), 60),  # worth 7.7
+        (replace(BUSY, prompts=replace(WAITING, most_s=0.3e-3)), 60),  # no more waits: the rest of the step is free
+        (replace(BUSY, limit_s=6.61e-3, prompts=replace(WAITING, answer_s=150e-6)), 20),  # a block's time is kept
+    ],
+)
+def test_where_prompts_wait_drafts_must_be_worth_the_time_they_take_from_them(price: StepPrice, expected: int) -> None:
+    counts = best_counts([[0.9, 0.85, 0.8]] * 20, price, 100)
+    assert sum(counts) == expected
+
+
+def test_steps_with_drafts_and_prompts_are_late_on_their_own() -> None:
+    """They read the weights once more: what drafts cost steps of answers alone says nothing of it."""
+    count, price = AutoCount(64), replace(BUSY, prompts=replace(WAITING, answer_s=150e-6))
+    for _ in range(100):
+        for has_prompts, seconds in ((False, 5e-3), (True, 13e-3)):
+            count.took(seconds, 5e-3, has_drafts=True, has_prompts=has_prompts)
+            count.took(5e-3, 5e-3, has_drafts=False, has_prompts=has_prompts)
+    assert sum(count.counts(offers(20), replace(price, prompts=None), 0.0)) == 60
+    assert sum(count.counts(offers(20), price, 0.0)) == 0
+
+
 def test_wrong_drafts_end_and_probes_take_no_more_than_their_share() -> None:
     count, offered, now_s = AutoCount(64), offers(8), 0.0
     price = replace(PRICE, num_decoding=8)
@@ -113,9 +146,9 @@ def test_steps_with_drafts_that_are_late_are_not_chosen() -> None:
     """Their seconds are measured from step to step: what drafting and waiting for tokens takes is in them."""
     on_time, late = AutoCount(8), AutoCount(8)
     for _ in range(100):
-        late.took(20e-3, 5e-3, has_drafts=True)
+        late.took(20e-3, 5e-3, has_drafts=True, has_prompts=False)
         for count in (on_time, late):
-            count.took(4e-3, 4e-3, has_drafts=False)
+            count.took(4e-3, 4e-3, has_drafts=False, has_prompts=False)
     now_s = 1.0
     assert on_time.counts(offers(), PRICE, now_s) == [3]
     assert late.counts(offers(), PRICE, now_s) == [1]  # a probe
@@ -137,8 +170,8 @@ def test_lateness_for_which_the_limit_leaves_room_is_counted_once(late_s: float,
     """Steps with drafts end 1 ms late. The larger of this and of what the limit is lower by is kept free."""
     count, price = AutoCount(64), replace(PRICE, first_s=0.0)
     for _ in range(200):
-        count.took(5.1e-3, 4.1e-3, has_drafts=True)
-        count.took(4e-3, 4e-3, has_drafts=False)
+        count.took(5.1e-3, 4.1e-3, has_drafts=True, has_prompts=False)
+        count.took(4e-3, 4e-3, has_drafts=False, has_prompts=False)
     limit_s = price.plain_s + {1e-3: 0.15e-3, 3e-3: 0.35e-3, 0.0: 0.95e-3}[late_s]
     price = replace(price, limit_s=limit_s, late_s=late_s)
     assert sum(count.counts(offers(1), price, 0.0)) == expected
