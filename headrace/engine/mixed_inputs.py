@@ -63,7 +63,7 @@ class MixedInputs:
             if queries is not None and isinstance(queries.contexts, PagedContexts)
         ]
         width = min(each.table_NM.shape[1] for each in contexts)  # each holds the longest sequence
-        lens = torch.cat([each.lens_N for each in contexts]).index_select(0, self._order)
+        lens = torch.cat([each.lens_R for each in contexts]).index_select(0, self._order)
         table = torch.cat([each.table_NM[:, :width] for each in contexts]).index_select(0, self._order)
         return ForwardBatch(
             num_decodes=D,

@@ -1,7 +1,8 @@
 """Inputs of a captured pass that verifies drafts: tensors at fixed addresses, filled for each step by one copy.
 
 Every sequence has T rows: its newest token, its drafts, and padding, which sees nothing and writes to the scratch block
-alone. The kernels of decodes run on them, so a state is read once, and written behind each row to a slot of its own.
+alone. The kernels of decodes run on them: a sequence's context and state are read once for all its rows, and a state is
+written behind each row to a slot of its own.
 
 Legend    B sequences, n of them real and the others padding; T rows of each; M blocks a sequence at most
 """
@@ -120,8 +121,7 @@ class VerifyInputs:
         T, B = self._rows_each, num_rows // self._rows_each
         rows = self._rows.long()
         row = [rows[field, :num_rows] for field in RowField]
-        table = self._table[:B, None].expand(B, T, self._max_blocks).reshape(num_rows, self._max_blocks)
-        contexts = PagedContexts(self._rows[RowField.CONTEXT, :num_rows], table)
+        contexts = PagedContexts(self._rows[RowField.CONTEXT, :num_rows], self._table[:B])
         return ForwardBatch(
             num_decodes=num_rows,
             decode=DecodeRows(

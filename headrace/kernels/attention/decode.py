@@ -1,20 +1,21 @@
-"""Attention of one query row a sequence over the paged KV pool, in Triton: `paged_decode` on a GPU.
+"""Attention of one query row a sequence, or a few, over the paged KV pool, in Triton: `paged_decode` on a GPU.
 
-    out_i = softmax(scale * q_i K^T) V [* sigmoid(gate_i)]        K, V: sequence i's first context_lens[i] tokens,
+    out_r = softmax(scale * q_r K^T) V [* sigmoid(gate_r)]        K, V: the first lens_R[r] tokens of row r's sequence,
                                                                   with `skip_first` without the first of all
 
-Shapes    q and, if there is one, gate [N, H, D], any stride over rows; k_pool, v_pool [P, bs, Hkv, D], of
-          the same strides; returns [N, H, D]
+Shapes    q and, if there is one, gate [R, H, D], any stride over rows; k_pool, v_pool [P, bs, Hkv, D], of
+          the same strides; returns [R, H, D]
 Contract  D is at most 256; a context of no tokens (a padding row) gives zeros; with `skip_first` a
           context has no token or at least two. Grid and split
-          count follow from N, Hkv and the table's width alone, never from the contexts: captured graphs replay
+          count follow from R, N, Hkv and the table's width alone, never from the contexts: captured graphs replay
           with other contexts. Contexts and table are read early: an overlapped kernel (headrace/kernels/lib/pdl.py)
           must not have written them just before
 Numerics  as in prefill.py; the splits are merged in float32
 Source    Dao et al. 2023, "Flash-Decoding": the context is cut among programs, a second kernel merges them. The
-          query heads of one KV head are the rows of one product, padded to the 16 that `tl.dot` needs
+          query heads of one KV head, of each of the sequence's rows, are the rows of one product, padded to the 16 that
+          `tl.dot` needs: a context is read once for all of them
 
-Legend    N sequences, M blocks of the longest, S splits
+Legend    N sequences, R rows, T = R / N of each sequence, side by side, M blocks of the longest, S splits
 """
 
 from collections.abc import Sequence
@@ -38,18 +39,27 @@ from headrace.kernels.lib.upload import upload_lists
 
 @dataclass(frozen=True)
 class PagedContexts:
-    """Context length and blocks of each row: int32, on the device."""
+    """Context length of each row and blocks of each sequence: int32, on the device."""
 
-    lens_N: Tensor  # tokens of context, the row's own included
+    lens_R: Tensor  # tokens of context, the row's own included; none: the row sees nothing
     table_NM: Tensor  # entries past a sequence's last block are not read
 
     @classmethod
     def build(
         cls, context_lens: Sequence[int], block_ids: Sequence[Sequence[int]], block_size: int, device: torch.device
     ) -> "PagedContexts":
+        """Contexts of sequences of one row."""
         width, table = padded_table(context_lens, block_ids, block_size)
-        lens_N, flat = upload_lists([context_lens, table], device, torch.int32)
-        return cls(lens_N, flat.view(len(context_lens), width))
+        lens_R, flat = upload_lists([context_lens, table], device, torch.int32)
+        return cls(lens_R, flat.view(len(context_lens), width))
+
+    @property
+    def rows_each(self) -> int:
+        """T."""
+        R, N = len(self.lens_R), len(self.table_NM)
+        if R % max(1, N):
+            raise ValueError(f"{R} rows are not as many for each of {N} sequences")
+        return R // max(1, N)
 
 
 class DecodeTile(NamedTuple):
@@ -61,11 +71,23 @@ class DecodeTile(NamedTuple):
     num_stages: int
 
 
-def decode_tile(head_dim: int, dtype: torch.dtype) -> DecodeTile:
-    """32 to 64 KiB of keys and values in flight a program, two programs or more a multiprocessor."""
+MOST_ROWS = 64  # query heads of a KV head times rows of a sequence, in one program
+
+
+def tokens_at_once(rows_each: int, group: int) -> int:
+    """Rows of one sequence that a program takes: all, or about equal parts of at most MOST_ROWS query heads."""
+    return cdiv(rows_each, cdiv(rows_each, max(1, MOST_ROWS // group)))
+
+
+def decode_tile(head_dim: int, dtype: torch.dtype, rows: int = 16) -> DecodeTile:
+    """32 to 64 KiB of keys and values in flight a program, two programs or more a multiprocessor.
+
+    rows    of the product. More than 16 of wide heads take a thread 150 to 250 registers with four warps
+    """
     if dtype == torch.float32:
         return DecodeTile(16, 128, 4, 1)
-    return DecodeTile(64, 128, 4, 3) if head_dim <= 128 else DecodeTile(32, 128, 4, 3)
+    num_warps = 4 if rows <= 16 or head_dim <= 64 else 8
+    return DecodeTile(64 if head_dim <= 128 else 32, 128, num_warps, 3)
 
 
 TARGET_PROGRAMS = 2048  # about 15 for each of 132 multiprocessors (H200): uneven contexts even out
@@ -74,9 +96,9 @@ MOST_SPLITS = 64
 MERGED_AT_ONCE = tl.constexpr(32)  # all 64 splits of a head of 256 would need the registers of all but two programs
 
 
-def num_splits(num_sequences: int, num_kv_heads: int, table_tokens: int, split_keys: int) -> int:
+def num_splits(num_tiles: int, num_kv_heads: int, table_tokens: int, split_keys: int) -> int:
     """Splits of each context: a power of two, from shapes alone."""
-    wanted = max(LEAST_SPLITS.value, cdiv(TARGET_PROGRAMS, num_sequences * num_kv_heads))
+    wanted = max(LEAST_SPLITS.value, cdiv(TARGET_PROGRAMS, num_tiles * num_kv_heads))
     useful = cdiv(table_tokens, split_keys)
     return next_power_of_2(max(1, min(wanted, useful, MOST_SPLITS)))
 
@@ -87,23 +109,43 @@ def _split_of(length, splits, KEYS: tl.constexpr, SPLIT_KEYS: tl.constexpr):
     return tl.maximum(tl.cdiv(tl.cdiv(length, KEYS), splits) * KEYS, SPLIT_KEYS)
 
 
+@triton.jit
+def _longest(lens_ptr, sequence, first, T: tl.constexpr, TOKENS: tl.constexpr):
+    """The longest context of TOKENS rows of a sequence, or of as many as there are from `first` on."""
+    lens_ptr += sequence * T + first
+    length = tl.load(lens_ptr)
+    for i in tl.static_range(1, TOKENS):
+        length = tl.maximum(length, tl.load(lens_ptr + i, mask=first + i < T, other=0))
+    return length
+
+
 @triton.jit(  # one compiled kernel for tables of any width and address
     do_not_specialize=["stride_table"], do_not_specialize_on_alignment=["lens_ptr", "table_ptr"]
 )
 def _decode_kernel(
     q_ptr, k_ptr, v_ptr, part_ptr, log_sum_ptr, lens_ptr, table_ptr,
     stride_q, stride_block, stride_token, stride_table, scale_log2,
-    H: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    KEYS: tl.constexpr, SPLIT_KEYS: tl.constexpr, SKIP_FIRST: tl.constexpr,
+    H: tl.constexpr, GROUP: tl.constexpr, T: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
+    D: tl.constexpr, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr, SPLIT_KEYS: tl.constexpr, SKIP_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """One split of one sequence's context for the GROUP query heads of one KV head. part [N, H, S, D] and log_sum
-    [N, H, S], base 2, are float32; splits without keys write nothing."""
+    """One split of one sequence's context for the GROUP query heads of one KV head, of TOKENS of its T rows. part
+    [R, H, S, D] and log_sum [R, H, S], base 2, are float32; splits without keys write nothing, and what a row without
+    keys writes is not read."""
     let_next_start()
-    sequence, kv_head, split, splits = tl.program_id(0), tl.program_id(1), tl.program_id(2), tl.num_programs(2)
-    length = tl.load(lens_ptr + sequence)
+    kv_head, split, splits = tl.program_id(1), tl.program_id(2), tl.num_programs(2)
+    sequence = tl.program_id(0) // tl.cdiv(T, TOKENS)
+    first_token = tl.program_id(0) % tl.cdiv(T, TOKENS) * TOKENS
+    length = _longest(lens_ptr, sequence, first_token, T, TOKENS)
     split_keys = _split_of(length, splits, KEYS, SPLIT_KEYS)
     first_key = split * split_keys
     last_key = tl.minimum(first_key + split_keys, length)
+    row = tl.arange(0, ROWS)
+    token, head = first_token + row // GROUP, kv_head * GROUP + row % GROUP
+    is_row = (row < TOKENS * GROUP) & (token < T)
+    row_in_q = sequence.to(tl.int64) * T + token
+    limit = length
+    if T > 1:
+        limit = tl.load(lens_ptr + row_in_q, mask=is_row, other=0)
     table_ptr += sequence.to(tl.int64) * stride_table
     key = first_key + tl.arange(0, KEYS)
     block = tl.load(table_ptr + key // BLOCK_SIZE, mask=key < last_key, other=0)
@@ -111,15 +153,13 @@ def _decode_kernel(
     if first_key >= length:
         return
 
-    member, d = tl.arange(0, ROWS), tl.arange(0, padded(D))
-    head = kv_head * GROUP + member
-    is_head = member < GROUP
-    q_row = q_ptr + sequence.to(tl.int64) * stride_q
-    q = tl.load(q_row + head[:, None] * D + d[None, :], mask=inside(is_head, d, D), other=0.0)
+    d = tl.arange(0, padded(D))
+    q_place = row_in_q[:, None] * stride_q + (head * D)[:, None] + d[None, :]
+    q = tl.load(q_ptr + q_place, mask=inside(is_row, d, D), other=0.0)
     if UPCAST_DOT:
         q = q.to(tl.float32)
     acc = tl.zeros([ROWS, padded(D)], tl.float32)
-    row_max = tl.full([ROWS], float("-inf"), tl.float32)
+    row_max = tl.full([ROWS], -1e30, tl.float32)  # finite: a row may see no keys of the split
     row_sum = tl.zeros([ROWS], tl.float32)
     k_ptr += kv_head * D
     v_ptr += kv_head * D
@@ -133,7 +173,10 @@ def _decode_kernel(
         if UPCAST_DOT:
             k = k.to(tl.float32)
         score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
-        score = tl.where(is_key[None, :], score, float("-inf"))
+        sees = is_key[None, :]
+        if T > 1:
+            sees &= key[None, :] < limit[:, None]
+        score = tl.where(sees, score, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(score, 1))
         weight = tl.exp2(score - new_max[:, None])
         shrink = tl.exp2(row_max - new_max)
@@ -146,21 +189,26 @@ def _decode_kernel(
         # Loaded one step ahead, so that prefetching keys waits for no other load.
         key += KEYS
         block = tl.load(table_ptr + key // BLOCK_SIZE, mask=key < last_key, other=0)
-    row_out = (sequence.to(tl.int64) * H + head) * splits + split
-    tl.store(part_ptr + row_out[:, None] * D + d[None, :], acc / row_sum[:, None], mask=inside(is_head, d, D))
-    tl.store(log_sum_ptr + row_out, row_max + tl.log2(row_sum), mask=is_head)
+    out = (row_in_q * H + head) * splits + split
+    total = tl.where(row_sum > 0, row_sum, 1.0)
+    tl.store(part_ptr + out[:, None] * D + d[None, :], acc / total[:, None], mask=inside(is_row, d, D))
+    tl.store(log_sum_ptr + out, row_max + tl.log2(total), mask=is_row)
 
 
 @triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=["lens_ptr"])
 def _merge_kernel(
     part_ptr, log_sum_ptr, gate_ptr, out_ptr, lens_ptr, splits, stride_gate,
-    H: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr, SPLIT_KEYS: tl.constexpr,
+    H: tl.constexpr, T: tl.constexpr, TOKENS: tl.constexpr, D: tl.constexpr,
+    KEYS: tl.constexpr, SPLIT_KEYS: tl.constexpr,
 ):  # fmt: skip
     """out[row] = sum over splits of 2^log_sum * part / sum of 2^log_sum, for the splits that have keys; [* gate]."""
     let_next_start()
     row, d = tl.program_id(0).to(tl.int64), tl.arange(0, padded(D))
     length = tl.load(lens_ptr + row // H)
-    used = tl.cdiv(length, _split_of(length, splits, KEYS, SPLIT_KEYS))
+    longest = length
+    if T > 1:
+        longest = _longest(lens_ptr, row // H // T, row // H % T // TOKENS * TOKENS, T, TOKENS)
+    used = tl.cdiv(length, _split_of(longest, splits, KEYS, SPLIT_KEYS))
     part_ptr += row * splits * D
     log_sum_ptr += row * splits
     wait_for_previous()
@@ -203,28 +251,33 @@ def paged_decode_triton(
     splits: int | None = None,
     skip_first: bool = False,
 ) -> Tensor:
-    N, H, D = q.shape
+    R, H, D = q.shape
     num_kv, block_size = k_pool.shape[2], k_pool.shape[1]
     check_paged(q, k_pool, v_pool)
     if gate is not None and (gate.shape != q.shape or gate.stride()[1:] != (D, 1)):
         raise ValueError(f"gate {tuple(gate.shape)} of strides {gate.stride()} does not fit q {tuple(q.shape)}")
+    if len(contexts.lens_R) != R:
+        raise ValueError(f"contexts of {len(contexts.lens_R)} rows do not fit q {tuple(q.shape)}")
     stride_gate = 0 if gate is None else gate.stride(0)
-    out = torch.empty((N, H, D), dtype=q.dtype, device=q.device)
-    if N == 0:
+    out = torch.empty((R, H, D), dtype=q.dtype, device=q.device)
+    if R == 0:
         return out
-    tile = tile or decode_tile(D, q.dtype)
-    S = splits or num_splits(N, num_kv, contexts.table_NM.shape[1] * block_size, tile.split_keys)
-    part = torch.empty((N, H, S, D), dtype=torch.float32, device=q.device)
-    log_sum = torch.empty((N, H, S), dtype=torch.float32, device=q.device)
-    _decode_kernel[(N, num_kv, S)](
-        q, k_pool, v_pool, part, log_sum, contexts.lens_N, contexts.table_NM,
+    group, T = H // num_kv, contexts.rows_each
+    tokens = tokens_at_once(T, group)
+    rows, num_tiles = dot_block(tokens * group), R // T * cdiv(T, tokens)
+    tile = tile or decode_tile(D, q.dtype, rows)
+    S = splits or num_splits(num_tiles, num_kv, contexts.table_NM.shape[1] * block_size, tile.split_keys)
+    part = torch.empty((R, H, S, D), dtype=torch.float32, device=q.device)
+    log_sum = torch.empty((R, H, S), dtype=torch.float32, device=q.device)
+    _decode_kernel[(num_tiles, num_kv, S)](
+        q, k_pool, v_pool, part, log_sum, contexts.lens_R, contexts.table_NM,
         q.stride(0), k_pool.stride(0), k_pool.stride(1), contexts.table_NM.stride(0), scale * LOG2_E.value,
-        H=H, GROUP=H // num_kv, ROWS=dot_block(H // num_kv), D=D, BLOCK_SIZE=block_size,
+        H=H, GROUP=group, T=T, TOKENS=tokens, ROWS=rows, D=D, BLOCK_SIZE=block_size,
         KEYS=tile.keys, SPLIT_KEYS=tile.split_keys, SKIP_FIRST=skip_first,
         num_warps=tile.num_warps, num_stages=tile.num_stages, **OVERLAPPED,
     )  # fmt: skip
-    _merge_kernel[(N * H,)](
-        part, log_sum, gate, out, contexts.lens_N, S, stride_gate,
-        H=H, D=D, KEYS=tile.keys, SPLIT_KEYS=tile.split_keys, num_warps=4, **OVERLAPPED,
+    _merge_kernel[(R * H,)](
+        part, log_sum, gate, out, contexts.lens_R, S, stride_gate,
+        H=H, T=T, TOKENS=tokens, D=D, KEYS=tile.keys, SPLIT_KEYS=tile.split_keys, num_warps=4, **OVERLAPPED,
     )  # fmt: skip
     return out

@@ -165,9 +165,9 @@ def _expanded_attention(q_HTD: Tensor, context: Tensor, heads: LatentHeads, scal
 
 
 def latent_decode(q: Tensor, pool: Tensor, heads: LatentHeads, scale: float, batch: PagedDecode) -> Tensor:
-    """One row of each sequence, [N, H, V]."""
-    if len(q) != batch.num_sequences:
-        raise ValueError(f"q {tuple(q.shape)} does not fit {batch.num_sequences} sequences")
+    """Results [rows, H, V] of q's rows."""
+    if len(q) != batch.num_rows:
+        raise ValueError(f"q {tuple(q.shape)} does not fit {batch.num_rows} rows")
     if isinstance(batch.contexts, PagedContexts):
         return heads.values(attend_latents_triton(heads.absorbed(q), pool, heads.size, scale, batch.contexts))
     attended = paged_decode_torch(heads.absorbed(q), pool, pool, scale, batch.contexts)

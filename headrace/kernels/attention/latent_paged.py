@@ -4,10 +4,10 @@
 
 Shapes    q [T, H, R + S], each row's heads side by side; pool [P, bs, 1, R + S], any stride over blocks; returns
           [T, H, R]
-Contract  R and S are powers of two, at least 16; a row without context (padding) gives zeros. Grids and split counts
-          follow from T, N and the table's width alone, never from the contexts: captured graphs replay with other
-          contexts. Contexts and table are read early: an overlapped kernel (headrace/kernels/lib/pdl.py) must not have
-          written them just before
+Contract  R and S are powers of two, at least 16; a row without context (padding) gives zeros. Of each sequence of a
+          decode there are as many rows, side by side. Grids and split counts follow from T, N and the table's width
+          alone, never from the contexts: captured graphs replay with other contexts. Contexts and table are read early:
+          an overlapped kernel (headrace/kernels/lib/pdl.py) must not have written them just before
 Numerics  online softmax in float32; products of bf16 operands accumulate in float32; splits are merged in float32
 Source    Dao et al. 2023, "Flash-Decoding". All heads are rows of one tile, so that a latent is read once, for the
           scores and for the sum
@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.attention.decode import PagedContexts, _split_of
+from headrace.kernels.attention.decode import PagedContexts, _longest, _split_of
 from headrace.kernels.attention.prefill import PagedChunks
 from headrace.kernels.lib.dot import dot, dot_block
 from headrace.kernels.lib.exponentials import LOG2_E
@@ -57,11 +57,11 @@ def latent_tile(dtype: torch.dtype) -> LatentTile:
 )
 def _latent_kernel(
     q_ptr, pool_ptr, part_ptr, log_sum_ptr,
-    first_row_ptr,  # None: decodes, one row a sequence
-    before_ptr,  # tokens of context before a sequence's first row; of decodes with the row's own
+    first_row_ptr,  # None: decodes, EACH rows a sequence
+    before_ptr,  # tokens of context before a sequence's first row; of decodes each row's, with its own
     table_ptr, num_sequences, stride_q, stride_block, stride_token, stride_table, scale_log2,
-    H: tl.constexpr, HEADS: tl.constexpr, R: tl.constexpr, S: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    TOKENS: tl.constexpr, KEYS: tl.constexpr, SPLIT_KEYS: tl.constexpr,
+    EACH: tl.constexpr, H: tl.constexpr, HEADS: tl.constexpr, R: tl.constexpr, S: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TOKENS: tl.constexpr, KEYS: tl.constexpr, SPLIT_KEYS: tl.constexpr,
 ):  # fmt: skip
     """One split of the context of TOKENS tokens of one sequence for HEADS heads. part [T, H, G, R] and log_sum
     [T, H, G], base 2, are float32; a row that sees nothing of the split has a log_sum of -inf and no part."""
@@ -70,9 +70,13 @@ def _latent_kernel(
     row = tl.arange(0, TOKENS * HEADS)
     head = tl.program_id(1) * HEADS + row % HEADS
     if first_row_ptr is None:
-        sequence, first_row, token, length = tile, tile, row // HEADS, 1
-        start = tl.load(before_ptr + sequence) - 1
-        end = start + 1
+        sequence = tile // tl.cdiv(EACH, TOKENS)
+        first_token = tile % tl.cdiv(EACH, TOKENS) * TOKENS
+        first_row, token, length = sequence * EACH, first_token + row // HEADS, EACH
+        end = _longest(before_ptr, sequence, first_token, EACH, TOKENS)
+        limit = end
+        if EACH > 1:
+            limit = tl.load(before_ptr + first_row + token, mask=token < EACH, other=0)
     else:
         # Sequence i's tiles start at first_row[i] // TOKENS + i, which leaves each one a tile for its rest.
         sequence, behind = 0, num_sequences
@@ -87,6 +91,7 @@ def _latent_kernel(
         token = first_token + row // HEADS
         start = tl.load(before_ptr + sequence)
         end = tl.where(first_token < length, start + tl.minimum(first_token + TOKENS, length), 0)
+        limit = start + token + 1
     wait_for_previous()
     is_row = (token < length) & (head < H)
     split_keys = _split_of(end, splits, KEYS, SPLIT_KEYS)
@@ -110,7 +115,10 @@ def _latent_kernel(
         latent_c = tl.load(place + c[None, :], mask=is_key[:, None], other=0.0)
         latent_s = tl.load(place + R + s[None, :], mask=is_key[:, None], other=0.0)
         score = dot(q_s, tl.trans(latent_s), dot(q_c, tl.trans(latent_c))) * scale_log2
-        score = tl.where((key[None, :] <= (start + token)[:, None]) & is_key[None, :], score, float("-inf"))
+        sees = is_key[None, :]
+        if EACH > 1 or first_row_ptr is not None:
+            sees &= key[None, :] < limit[:, None]
+        score = tl.where(sees, score, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(score, 1))
         weight = tl.exp2(score - new_max[:, None])
         shrink = tl.exp2(row_max - new_max)
@@ -160,9 +168,11 @@ def attend_latents_triton(
         return out
     tile, heads = latent_tile(q.dtype), min(dot_block(H), 32)
     if isinstance(rows, PagedContexts):
-        tokens, num_tiles, first_rows, before, N = 1, T, None, rows.lens_N, T
+        each, N = rows.rows_each, len(rows.table_NM)
+        tokens = min(next_power_of_2(each), max(1, tile.rows // heads))
+        num_tiles, first_rows, before = N * cdiv(each, tokens), None, rows.lens_R
     else:
-        tokens, N = max(1, tile.rows // heads), len(rows.start_N)
+        each, tokens, N = 1, max(1, tile.rows // heads), len(rows.start_N)
         num_tiles, first_rows, before = T // tokens + N, rows.first_row_N1, rows.start_N
     groups = cdiv(H, heads)
     G = splits or _num_splits(num_tiles * groups, rows.table_NM.shape[1] * pool.shape[1], tile.split_keys)
@@ -171,7 +181,7 @@ def attend_latents_triton(
     _latent_kernel[(num_tiles, groups, G)](
         q, pool, part, log_sum, first_rows, before, rows.table_NM, N,
         q.stride(0), pool.stride(0), pool.stride(1), rows.table_NM.stride(0), scale * LOG2_E.value,
-        H=H, HEADS=heads, R=size, S=S, BLOCK_SIZE=pool.shape[1],
+        EACH=each, H=H, HEADS=heads, R=size, S=S, BLOCK_SIZE=pool.shape[1],
         TOKENS=tokens, KEYS=tile.keys, SPLIT_KEYS=tile.split_keys,
         num_warps=tile.num_warps, num_stages=tile.num_stages, **OVERLAPPED,
     )  # fmt: skip

@@ -147,9 +147,9 @@ def _side_by_side(context_lens: Sequence[int]) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class PagedDecode:
-    """A batch of decodes: one row a sequence, the last of its context_lens[i] tokens."""
+    """A batch of decodes: one row a sequence, the last of its context; for Triton also several, as many of each."""
 
-    num_sequences: int
+    num_rows: int
     contexts: PagedContexts | DenseContexts  # for Triton, for torch
 
     @classmethod
@@ -160,6 +160,7 @@ class PagedDecode:
         block_size: int,
         device: torch.device,
     ) -> "PagedDecode":
+        """Sequences of one row, the last of context_lens[i] tokens."""
         form = PagedContexts if device.type == "cuda" else DenseContexts
         return cls(len(context_lens), form.build(context_lens, block_ids, block_size, device))
 
@@ -231,9 +232,9 @@ def paged_decode(
     gate: Tensor | None = None,
     skip_first: bool = False,
 ) -> Tensor:
-    """With a gate [N, H, D] the result is multiplied by its sigmoid; `skip_first`: nothing is at position 0."""
-    if q.shape[0] != batch.num_sequences or q.shape[1] % k_pool.shape[2]:
-        raise ValueError(f"q {tuple(q.shape)} does not fit {batch.num_sequences} sequences, {k_pool.shape[2]} KV heads")
+    """With a gate of q's shape the result is multiplied by its sigmoid; `skip_first`: nothing is at position 0."""
+    if q.shape[0] != batch.num_rows or q.shape[1] % k_pool.shape[2]:
+        raise ValueError(f"q {tuple(q.shape)} does not fit {batch.num_rows} rows, {k_pool.shape[2]} KV heads")
     if isinstance(batch.contexts, PagedContexts):
         return paged_decode_triton(q, k_pool, v_pool, scale, batch.contexts, gate, skip_first=skip_first)
     attended = paged_decode_torch(q, k_pool, v_pool, scale, batch.contexts, skip_first)

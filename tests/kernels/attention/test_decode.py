@@ -3,9 +3,15 @@
 import pytest
 import torch
 
-from headrace.kernels.attention.decode import DecodeTile, PagedContexts, num_splits, paged_decode_triton
-from tests.kernels.attention.paged import BLOCK, DEVICE, Paged, needs_gpu
-from tests.kernels.naive import NAN
+from headrace.kernels.attention.decode import (
+    DecodeTile,
+    PagedContexts,
+    num_splits,
+    paged_decode_triton,
+    tokens_at_once,
+)
+from tests.kernels.attention.paged import BLOCK, BOUND, DEVICE, Paged, needs_gpu
+from tests.kernels.naive import NAN, naive_attention
 
 
 def check_decode(
@@ -24,7 +30,7 @@ def check_decode(
     contexts = PagedContexts.build(lens, reserved, BLOCK, DEVICE)
     wide = torch.full((len(lens), contexts.table_NM.shape[1] + 5), 2**30, dtype=torch.int32, device=DEVICE)
     wide[:, :-5] = contexts.table_NM  # a captured graph's table is wider than any context
-    contexts = PagedContexts(contexts.lens_N, wide)
+    contexts = PagedContexts(contexts.lens_R, wide)
     gate = paged.queries(len(lens)) if has_gate else None
     out = paged_decode_triton(q, paged.k_pool, paged.v_pool, D**-0.5, contexts, gate, tile, splits)
     if gate is not None:  # open again, to compare; what a closed gate holds back is not far from rounding
@@ -70,6 +76,91 @@ def test_decode_skips_the_first_token(splits: int):
             assert not out[i].any()
 
 
+def check_rows(
+    rows: list[list[int]],
+    H: int,
+    KV: int,
+    D: int,
+    dtype: torch.dtype = torch.float32,
+    splits: int | None = None,
+    skip_first: bool = False,
+    has_gate: bool = False,
+) -> None:
+    """Sequences of as many rows each, given by the rows' contexts; 0: a padding row."""
+    ends = [max(lens) for lens in rows]
+    paged = Paged(ends, H, KV, D, dtype)
+    one = PagedContexts.build(ends, paged.blocks, BLOCK, DEVICE)
+    table = torch.full((len(rows), one.table_NM.shape[1] + 5), 2**30, dtype=torch.int32, device=DEVICE)
+    table[:, :-5] = one.table_NM
+    flat = [length for lens in rows for length in lens]
+    contexts = PagedContexts(torch.tensor(flat, dtype=torch.int32, device=DEVICE), table)
+    q = paged.queries(len(flat))
+    gate = paged.queries(len(flat)) if has_gate else None
+    out = paged_decode_triton(
+        q, paged.k_pool, paged.v_pool, D**-0.5, contexts, gate, splits=splits, skip_first=skip_first
+    )
+    if gate is not None:
+        out = (out.double() / gate.double().sigmoid()).to(dtype)
+    first = int(skip_first)
+    for i, length in enumerate(flat):
+        if length:
+            k, v = (own[i // len(rows[0])][first:length] for own in (paged.k, paged.v))
+            expected = naive_attention(q[i : i + 1], k, v, D**-0.5)
+            torch.testing.assert_close(out[i : i + 1].double(), expected, atol=BOUND[dtype], rtol=BOUND[dtype])
+        else:
+            assert not out[i].any()
+
+
+def drafts(start: int, num_tokens: int, T: int) -> list[int]:
+    """Contexts of T rows: tokens behind `start` others, each of which sees one more, and padding."""
+    return [start + 1 + i for i in range(num_tokens)] + [0] * (T - num_tokens)
+
+
+@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize("T", [2, 3, 4, 8])
+def test_each_row_of_a_sequence_sees_the_tokens_up_to_its_own(T: int, splits: int):
+    """Rows end in different blocks, splits and tiles of keys; one sequence has no drafts, one is padding."""
+    full = [drafts(start, T, T) for start in (0, 15, 126, 127, 255, 300)]
+    check_rows([*full, drafts(200, 1, T), drafts(0, 0, T)], 6, 2, 16, splits=splits)
+
+
+@pytest.mark.parametrize(("H", "KV", "D"), [(4, 1, 48), (3, 3, 10), (16, 2, 16)])
+def test_rows_of_heads_of_any_size_and_number(H: int, KV: int, D: int):
+    check_rows([drafts(126, 4, 4), drafts(14, 2, 4), drafts(0, 0, 4)], H, KV, D, splits=4, has_gate=True)
+
+
+def test_rows_in_bfloat16():
+    check_rows([drafts(126, 4, 4), drafts(14, 2, 4)], 4, 1, 16, torch.bfloat16, splits=4)
+
+
+def test_rows_skip_the_first_token():
+    check_rows([drafts(1, 4, 4), drafts(126, 3, 4)], 4, 1, 16, splits=4, skip_first=True)
+
+
+def test_more_rows_than_a_program_takes_are_cut_into_parts_of_about_one_size():
+    assert [tokens_at_once(rows, 4) for rows in (1, 4, 16, 17, 20)] == [1, 4, 16, 9, 10]
+    assert tokens_at_once(5, 100) == 1
+    check_rows([drafts(120, 17, 17), drafts(3, 12, 17), drafts(40, 1, 17)], 4, 1, 16, splits=4)
+
+
+def test_rows_that_no_sequences_share_evenly_are_refused():
+    paged = Paged([4, 4], 2, 1, 16)
+    contexts = PagedContexts.build([4, 4], paged.blocks, BLOCK, DEVICE)
+    uneven = PagedContexts(torch.ones(3, dtype=torch.int32, device=DEVICE), contexts.table_NM)
+    with pytest.raises(ValueError, match="3 rows are not as many for each of 2 sequences"):
+        paged_decode_triton(paged.queries(3), paged.k_pool, paged.v_pool, 1.0, uneven)
+    with pytest.raises(ValueError, match="contexts of 2 rows do not fit q"):
+        paged_decode_triton(paged.queries(3), paged.k_pool, paged.v_pool, 1.0, contexts)
+
+
+@needs_gpu
+@pytest.mark.parametrize("T", [2, 4, 8])
+@pytest.mark.parametrize(("H", "KV", "D"), [(32, 8, 64), (12, 4, 128), (16, 4, 256), (16, 2, 256), (6, 2, 80)])
+def test_rows_of_real_shapes(H: int, KV: int, D: int, T: int):
+    starts = [1, 60, 127, 4999, 8191] * 3
+    check_rows([drafts(start, T - i % 2, T) for i, start in enumerate(starts)], H, KV, D, torch.bfloat16)
+
+
 @needs_gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("H", "KV", "D"), [(32, 8, 64), (12, 4, 128), (16, 4, 256), (6, 2, 80), (20, 1, 96)])
@@ -97,13 +188,13 @@ def test_a_captured_decode_replays_with_other_contexts():
     paged = Paged([900, 40], 4, 2, 64, torch.bfloat16)
     q = paged.queries(2)
     full = PagedContexts.build([900, 40], paged.blocks, BLOCK, DEVICE)
-    static = PagedContexts(torch.ones_like(full.lens_N), full.table_NM)
+    static = PagedContexts(torch.ones_like(full.lens_R), full.table_NM)
     run = lambda: paged_decode_triton(q, paged.k_pool, paged.v_pool, 0.125, static)  # noqa: E731
     run()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = run()
-    static.lens_N.copy_(full.lens_N)
+    static.lens_R.copy_(full.lens_R)
     graph.replay()
     for i in range(2):
         paged.check(out[i : i + 1], q[i : i + 1], i, 0.125)

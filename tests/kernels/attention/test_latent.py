@@ -116,6 +116,24 @@ def test_decodes_in_triton(splits: int | None):
     assert not attended[3].any()  # padding
 
 
+@pytest.mark.parametrize(("T", "splits"), [(2, 1), (3, 4), (4, None)])
+def test_rows_of_a_sequence_in_triton(T: int, splits: int | None):
+    """Each sees the tokens up to its own; one sequence has rows of padding."""
+    ends, H = [T, 16, 130], 3
+    latents = Latents(ends, H=H, R=32, S=16)
+    q = latents.queries(3 * T)
+    lens = torch.tensor([[end - T + 1 + i for i in range(T)] for end in ends], dtype=torch.int32, device=DEVICE)
+    table = PagedContexts.build(ends, latents.blocks, BLOCK, DEVICE).table_NM
+    lens[1, -1] = 0
+    contexts = PagedContexts(lens.view(-1), table)
+    attended = attend_latents_triton(latents.heads.absorbed(q), latents.pool, 32, SCALE, contexts, splits)
+    assert not attended[2 * T - 1].any()
+    values, bound = latents.heads.values(attended).double().view(3, T, H, 20), BOUND[torch.float32]
+    expected = torch.stack([latents.expected(rows, i) for i, rows in enumerate(q.split(T))])
+    values[1, -1] = expected[1, -1]
+    torch.testing.assert_close(values, expected, atol=bound, rtol=bound)
+
+
 @pytest.mark.parametrize("splits", [None, 2])
 def test_prompts_in_triton(splits: int | None):
     check_prompts([(0, 17), (16, 17), (30, 50)], H=3, R=32, S=16, dtype=torch.float32, splits=splits)
@@ -154,7 +172,7 @@ def test_the_kernel_of_kimis_sizes_compiles_for_an_h200():
     types |= {f"{name}_ptr": "*i32" for name in ("first_row", "before", "table")}
     types |= {"num_sequences": "i32", "stride_table": "i32", "scale_log2": "fp32"}
     types |= {f"stride_{name}": "i32:16" for name in ("q", "block", "token")}
-    sizes = {"H": 32, "HEADS": 32, "R": 512, "S": 64, "BLOCK_SIZE": 16, "KEYS": tile.keys}
+    sizes = {"EACH": 1, "H": 32, "HEADS": 32, "R": 512, "S": 64, "BLOCK_SIZE": 16, "KEYS": tile.keys}
     sizes |= {"SPLIT_KEYS": tile.split_keys}
     decode = {name: kind for name, kind in types.items() if name != "first_row_ptr"}
     launches = [
@@ -165,7 +183,11 @@ def test_the_kernel_of_kimis_sizes_compiles_for_an_h200():
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
         )
-        for kinds, more in ((decode, {"TOKENS": 1, "first_row_ptr": None}), (types, {"TOKENS": 2}))
+        for kinds, more in (
+            (decode, {"TOKENS": 1, "first_row_ptr": None}),
+            (decode, {"EACH": 4, "TOKENS": 2, "first_row_ptr": None}),
+            (types, {"TOKENS": 2}),
+        )
     ]
     for report in compile_for_h200(launches):
         assert report.stack_bytes <= 128 and report.shared_bytes <= 227 * 1024, report

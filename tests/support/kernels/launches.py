@@ -8,7 +8,7 @@ import triton
 from benchmarks.kernels.dense import GATED_WIDTH, NORM_WIDTHS, Product
 from benchmarks.kernels.moe import MIXTURES, Mixture
 from benchmarks.shapes import SHAPES
-from headrace.kernels.attention.decode import DecodeTile, decode_tile
+from headrace.kernels.attention.decode import decode_tile, tokens_at_once
 from headrace.kernels.attention.prefill import PrefillTile, prefill_tile
 from headrace.kernels.attention.prefill_hopper import HopperTile, hopper_tile
 from headrace.kernels.dense.fp8 import BLOCK as FP8_BLOCK
@@ -18,6 +18,7 @@ from headrace.kernels.dense.gated_rms_norm import gated_tile, token_tile
 from headrace.kernels.dense.rms_norm import row_tile
 from headrace.kernels.dense.small_linear import NO_GROUPS, scale_groups, sizes, tile_for
 from headrace.kernels.dense.swiglu_linear_hopper import COLUMNS, CONSUMERS, ROWS
+from headrace.kernels.lib.dot import dot_block
 from headrace.kernels.lib.hopper import LAYOUT, SPAN, launch_registers, registers
 from headrace.kernels.moe.experts import MoeTile, moe_tile
 from headrace.kernels.moe.grouped_linear_hopper import LAYOUT_8, SPAN_BYTES, Form, num_stages
@@ -37,11 +38,15 @@ def attention_launches() -> Iterator[tuple[str, Launch]]:
         H, KV, D, R = c.num_heads, c.num_kv_heads, c.head_dim, c.rotary_dim
         yield f"prefill {model}", prefill_launch(H, KV, D, prefill_tile(D, BF16))
         yield f"prefill on Hopper {model}", hopper_launch(H, KV, D, hopper_tile(D))
-        yield f"decode {model}", decode_launch(H, KV, D, decode_tile(D, BF16))
-        yield f"merge {model}", merge_launch(H, D, decode_tile(D, BF16))
+        for T in (1, 2, 4, 8):  # rows a sequence
+            yield f"decode {model} {T}", decode_launch(H, KV, D, T)
+            yield f"merge {model} {T}", merge_launch(H, KV, D, T)
         yield f"prepare {model}", prepare_launch(H, KV, D, R, c.has_qk_norm)
     yield "prefill float32", prefill_launch(8, 2, 256, prefill_tile(256, torch.float32), "fp32")
-    yield "decode float32", decode_launch(8, 2, 256, decode_tile(256, torch.float32), "fp32")
+    yield "decode of heads of 128", decode_launch(12, 3, 128, 4)
+    yield "decode of heads of 128, twice the rows", decode_launch(12, 3, 128, 8)
+    yield "decode of more rows than a program takes", decode_launch(16, 1, 64, 5)
+    yield "decode float32", decode_launch(8, 2, 256, 1, "fp32")
 
 
 def prefill_launch(H: int, KV: int, D: int, tile: PrefillTile, dtype: str = "bf16") -> Launch:
@@ -69,22 +74,27 @@ def hopper_launch(H: int, KV: int, D: int, tile: HopperTile) -> Launch:
     return Launch(kernel, types, constexprs, 4, 1, launch_registers(tile.consumers))
 
 
-def decode_launch(H: int, KV: int, D: int, tile: DecodeTile, dtype: str = "bf16") -> Launch:
+def decode_launch(H: int, KV: int, D: int, T: int, dtype: str = "bf16") -> Launch:
+    group, tokens = H // KV, tokens_at_once(T, H // KV)
+    rows = dot_block(tokens * group)
+    tile = decode_tile(D, BF16 if dtype == "bf16" else torch.float32, rows)
     types = {name: f"*{dtype}:16" for name in ("q_ptr", "k_ptr", "v_ptr")}
     types |= {"part_ptr": "*fp32:16", "log_sum_ptr": "*fp32:16"}
     types |= {"lens_ptr": "*i32", "table_ptr": "*i32", "stride_table": "i32"}
     types |= {"stride_q": "i32:16", "stride_block": "i32:16", "stride_token": "i32:16", "scale_log2": "fp32"}
-    constexprs = {"H": H, "GROUP": H // KV, "ROWS": max(16, H // KV), "D": D, "BLOCK_SIZE": BLOCK}
+    constexprs = {"H": H, "GROUP": group, "T": T, "TOKENS": tokens, "ROWS": rows, "D": D, "BLOCK_SIZE": BLOCK}
     constexprs |= {"KEYS": tile.keys, "SPLIT_KEYS": tile.split_keys, "SKIP_FIRST": False}
     return Launch(
         "headrace.kernels.attention.decode:_decode_kernel", types, constexprs, tile.num_warps, tile.num_stages
     )
 
 
-def merge_launch(H: int, D: int, tile: DecodeTile) -> Launch:
+def merge_launch(H: int, KV: int, D: int, T: int) -> Launch:
+    tokens = tokens_at_once(T, H // KV)
+    tile = decode_tile(D, BF16, dot_block(tokens * (H // KV)))
     types = {"part_ptr": "*fp32:16", "log_sum_ptr": "*fp32:16", "out_ptr": "*bf16:16", "lens_ptr": "*i32"}
     types |= {"splits": "i32", "gate_ptr": "*bf16:16", "stride_gate": "i32:16"}
-    constexprs = {"H": H, "D": D, "KEYS": tile.keys, "SPLIT_KEYS": tile.split_keys}
+    constexprs = {"H": H, "T": T, "TOKENS": tokens, "D": D, "KEYS": tile.keys, "SPLIT_KEYS": tile.split_keys}
     return Launch("headrace.kernels.attention.decode:_merge_kernel", types, constexprs)
 
 

@@ -108,7 +108,7 @@ def test_rows_say_where_each_sequence_stands(setup: Setup) -> None:
     assert batch.block_T.tolist() == [3, 2] and batch.offset_T.tolist() == [1, 0]
     assert batch.decode.source.slots_N.tolist() == [4, -1] and batch.decode.dst_slots.tolist() == [4, 6]
     contexts = batch.decode.attention.contexts
-    assert contexts.lens_N.tolist() == [10, 1]
+    assert contexts.lens_R.tolist() == [10, 1]
     assert contexts.table_NM[0, :3].tolist() == [5, 0, 3] and contexts.table_NM[1, :1].tolist() == [2]
     assert logits.argmax(-1).tolist() == setup.drawn[:2].tolist() == [8, 9]
 
@@ -119,7 +119,7 @@ def test_padding_sees_nothing_and_writes_where_nobody_looks(setup: Setup) -> Non
     batch = setup.model.seen[-1]
     assert len(logits) == 3 and batch.num_decodes == 4
     assert batch.decode.source.slots_N.tolist() == batch.decode.dst_slots.tolist() == [0, 1, 2, -1]
-    assert batch.decode.attention.contexts.lens_N.tolist() == [2, 2, 2, 0]
+    assert batch.decode.attention.contexts.lens_R.tolist() == [2, 2, 2, 0]
     assert batch.block_T.tolist() == [0, 1, 2, setup.memory.scratch_block]
     assert setup.memory.kv_pools[0][0].shape[0] == setup.memory.num_blocks + 1 == setup.memory.scratch_block + 1
 
@@ -177,7 +177,7 @@ def test_rows_of_a_prefill_stand_in_front_and_padding_is_a_sequence_of_its_own(s
     of_nobody = [3, 3, -1]
     sequences = [row[:3] for row in table.sequences_N4.tolist()]
     assert sequences == [[0, 2, 4], [2, 3, 2], *[of_nobody] * nobody, [3, 4, -1]]
-    assert batch.last_token_queries.contexts.lens_N.tolist() == [6, 6, *[0] * nobody]
+    assert batch.last_token_queries.contexts.lens_R.tolist() == [6, 6, *[0] * nobody]
     assert logits.argmax(-1).tolist() == [8]
 
 
@@ -218,8 +218,8 @@ def test_decodes_and_a_chunk_are_one_pass_where_it_was_captured(mixing: Setup) -
     assert batch.prefill.attention.chunks.start_N.tolist()[0] == 3
     assert batch.logit_rows.tolist()[:3] == [0, 1, 6]
     queries = batch.last_token_queries
-    assert queries.num_sequences == len(batch.logit_rows) == 4 + MOST_SEQUENCES
-    assert queries.contexts.lens_N.tolist()[:3] == [2, 2, 6]
+    assert queries.num_rows == len(batch.logit_rows) == 4 + MOST_SEQUENCES
+    assert queries.contexts.lens_R.tolist()[:3] == [2, 2, 6]
     assert [queries.contexts.table_NM[row, 0] for row in range(3)] == [0, 2, 3]
     assert replayed.logits.argmax(-1).tolist() == mixing.drawn[:3].tolist() == [11, 21, 8]
     assert replayed.is_drawn

@@ -10,11 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from headrace.cache.layout import AttentionGroup, CacheLayout, StateGroup
 from headrace.engine.draft_passes import DraftStart, draft_tokens
 from headrace.engine.graphs import Captured, checked_sizes
 from headrace.engine.runner import ModelRunner
+from headrace.engine.verify_inputs import VerifyInputs
 from headrace.forward.memory import CacheMemory
 from headrace.forward.sequence_input import SequenceInput
+from headrace.kernels.attention.decode import PagedContexts
 from headrace.models.weights import load_model
 from tests.support.engine.interpreted import BLOCKS_EACH, assert_same_memory, blocks_of, step, triton_on_the_cpu
 from tests.support.engine.mtp_checkpoints import add_mtp
@@ -79,6 +82,23 @@ def test_a_captured_check_equals_a_plain_one_row_for_row_and_state_for_state(wit
     torch.testing.assert_close(replayed.logits, expected, atol=2e-3, rtol=1e-3)
     assert ours._drawn[:7].tolist() == expected.argmax(-1).tolist()
     assert_same_memory(ours, plain)
+
+
+def test_a_check_names_the_blocks_of_a_sequence_once_for_all_its_rows() -> None:
+    """So that a context is read once. Rows of padding have none, and their keys and values go to the scratch block."""
+    layout = CacheLayout("f", "float32", "float32", 16, (AttentionGroup(1, 1, 4),), (StateGroup(1, (2, 3), (2, 4)),))
+    memory = CacheMemory(layout, 4 * BLOCKS_EACH, 12)
+    inputs = VerifyInputs(memory, torch.zeros(16, 3, dtype=torch.int64), 4, 4, MAX_TOKENS)
+    inputs.load([drafted(2, [9, 9, 9, 9], 40, 8, 9, 10), drafted(1, [9, 9, 9, 9], 40, 4, 5, 6)], 8)
+    inputs.load([drafted(0, [1, 2, 3, 4], 14, 5, 6, 7), drafted(1, [5], 30)], 12)
+    batch = inputs.batch(12)
+    assert batch.decode is not None
+    contexts = batch.decode.attention.contexts
+    assert isinstance(contexts, PagedContexts) and contexts.rows_each == 4
+    assert contexts.lens_R.tolist() == [15, 16, 17, 18, 31, *[0] * 7]
+    assert contexts.table_NM[:2, :2].tolist() == [blocks_of(0)[:2], blocks_of(1)[:2]]
+    ours, scratch = blocks_of(0), memory.scratch_block
+    assert batch.block_T.tolist() == [ours[0], ours[0], ours[1], ours[1], blocks_of(1)[1], *[scratch] * 7]
 
 
 @torch.inference_mode()

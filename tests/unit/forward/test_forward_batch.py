@@ -77,4 +77,4 @@ def test_queries_of_last_tokens_are_made_for_a_model_that_uses_them(
 ):
     batch = ForwardBatch.build(steps, block_size=4, device=CPU, with_last_token_queries=with_last_token_queries)
     queries = batch.last_token_queries
-    assert (None if queries is None else queries.num_sequences) == num_queries
+    assert (None if queries is None else queries.num_rows) == num_queries
