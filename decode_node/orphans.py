@@ -6,11 +6,14 @@ A request gets here only if its client chose its id (`Request.is_resumable`): no
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from headrace.request import FinishReason, Request, Token
 from headrace.wire.messages import Tokens
+
+log = logging.getLogger(__name__)
 
 MAX_ORPHANS = 256
 """Kept at a time; their ids travel in every heartbeat."""
@@ -106,6 +109,14 @@ class Orphans(Generic[Kept]):
         self._changed()
         return orphan
 
+    async def abandon(self, request_ids: Sequence[str]) -> None:
+        """Gives up those that are kept. Logs them: the node had taken their router for lost."""
+        for request_id in request_ids:
+            if request_id in self._kept:
+                log.info("request %s: its router is not lost, and needs it here no longer", request_id)
+                self._kept[request_id][1].cancel()
+                await self._give_up(request_id)
+
     async def close(self) -> None:
         """Gives up every request, and keeps no more."""
         self._is_closed = True
@@ -116,6 +127,9 @@ class Orphans(Generic[Kept]):
 
     async def _expire(self, request_id: str) -> None:
         await asyncio.sleep(self._timeout_s)
+        await self._give_up(request_id)
+
+    async def _give_up(self, request_id: str) -> None:
         orphan, _ = self._kept.pop(request_id)
         self._changed()
         await orphan.give_up()

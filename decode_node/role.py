@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
 from decode_node.accounting import HitAccounting
 from decode_node.config import DecodeConfig
@@ -37,6 +37,10 @@ class DecodeRole:
 
     def orphans(self) -> tuple[str, ...]:
         return self._orphans.ids
+
+    async def abandon(self, request_ids: Sequence[str]) -> None:
+        """Ends those of these orphans that are still here: their router was not lost, and goes on without them."""
+        await self._orphans.abandon(request_ids)
 
     async def close(self) -> None:
         """Gives up orphans. Calls have ended with the gRPC server, and sessions end with the transport."""

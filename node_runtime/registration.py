@@ -10,7 +10,7 @@ from contextlib import suppress
 from headrace.wire.client import RegistryClient
 from headrace.wire.connection_options import CONTROL_SILENCE_S
 from headrace.wire.errors import NodeError, RequestRefused
-from headrace.wire.node_messages import NodeInfo, NodeStatus, Peer
+from headrace.wire.node_messages import NodeInfo, NodeStatus, Peer, RegisterReply
 from headrace.wire.tls import Identity
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,8 @@ class KnownPeers:
 class Registrations:
     """Keeps one node registered with each of its routers until stopped; no router waits for another.
 
-    `meet` is called with all known peers after each answer; it must return at once.
+    meet      called with all known peers after each answer; must return at once
+    abandon   called with orphans that a router names as its own and needs no longer; must return at once
     """
 
     def __init__(
@@ -58,12 +59,14 @@ class Registrations:
         info: NodeInfo,
         status: Callable[[], Awaitable[NodeStatus]],
         meet: Callable[[Sequence[Peer]], None],
+        abandon: Callable[[Sequence[str]], None],
         identity: Identity | None,
         *,
         silence_s: float = CONTROL_SILENCE_S,
     ) -> None:
         self._peers = KnownPeers()
         self._meet = meet
+        self._abandon = abandon
         clients = {router: RegistryClient(router, identity, silence_s=silence_s) for router in routers}
         self._each = [
             _Registration(router, client, info, status, self._answered, self._lost)
@@ -84,9 +87,11 @@ class Registrations:
         not leave: its supervisor starts it again, and requests wait for it."""
         await asyncio.gather(*(each.stop(leave=leave) for each in self._each))
 
-    def _answered(self, router: str, peers: Sequence[Peer]) -> None:
-        self._peers.answered(router, peers)
+    def _answered(self, router: str, answer: RegisterReply) -> None:
+        self._peers.answered(router, answer.peers)
         self._meet(self._peers.all)
+        if answer.abandoned:
+            self._abandon(answer.abandoned)
 
     def _lost(self, router: str) -> None:
         self._peers.lost(router)
@@ -101,7 +106,7 @@ class _Registration:
         client: RegistryClient,
         info: NodeInfo,
         status: Callable[[], Awaitable[NodeStatus]],
-        answered: Callable[[str, Sequence[Peer]], None],
+        answered: Callable[[str, RegisterReply], None],
         lost: Callable[[str], None],
     ) -> None:
         self._router = router
@@ -131,7 +136,7 @@ class _Registration:
             try:
                 answer = await self._client.register(self._info, await self._status(), timeout_s=CALL_TIMEOUT_S)
                 delay_s = answer.heartbeat_s
-                self._answered(self._router, answer.peers)
+                self._answered(self._router, answer)
                 reported = ""
             except Exception as error:  # of any kind: a node without heartbeats is taken for dead
                 self._lost(self._router)

@@ -7,7 +7,7 @@ import logging
 import os
 import secrets
 from collections import ChainMap
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from typing import Any, Protocol
@@ -55,11 +55,12 @@ EngineBuilder = Callable[[str, EngineConfig, Callable[[], float]], BuiltEngine]
 
 
 class RoleService(Protocol):
-    """A role that serves requests: its counters (no two roles have one of the same name), its orphans, and how to close
-    what it opened."""
+    """A role that serves requests: its counters (no two roles have one of the same name), its orphans, how to end those
+    that their router needs no longer, and how to close what it opened."""
 
     def counters(self) -> dict[str, float]: ...
     def orphans(self) -> tuple[str, ...]: ...
+    async def abandon(self, request_ids: Sequence[str]) -> None: ...
     async def close(self) -> None: ...
 
 
@@ -151,6 +152,7 @@ class NodeServer:
             self.info,
             self.status,
             self._link_monitor.meet,
+            self._abandon,
             identity,
             silence_s=self.config.control_silence_s,
         )
@@ -242,6 +244,10 @@ class NodeServer:
     def _add_services(self, server: Any) -> None:
         self._roles = [serve(self.runtime, self._fetches, server) for serve in self._services.values()]
         add_node_service(server, self)
+
+    def _abandon(self, request_ids: Sequence[str]) -> None:
+        for role in self._roles:
+            self.runtime.spawn(role.abandon(request_ids))
 
     def _connect(self, fetch_source: FetchSource) -> GrpcFetchClient:
         return GrpcFetchClient(fetch_source, self.runtime.identity, silence_s=self.config.control_silence_s)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from typing import assert_never
 
@@ -59,6 +59,9 @@ class PrefillRole:
     def orphans(self) -> tuple[str, ...]:
         """None: a prefill is not worth keeping without the router that waits for it."""
         return ()
+
+    async def abandon(self, request_ids: Sequence[str]) -> None:
+        """Ends none of them: they are the decode role's."""
 
     async def close(self) -> None:
         """Nothing is open between two prefills."""

@@ -153,15 +153,19 @@ class GrpcDecodeCall:
             self._reading.cancel()
         self._call.cancel()
 
-    async def abandon(self) -> None:
+    async def abandon(self) -> bool:
         """Announces that the call ends on purpose: a node keeps a resumable request whose call ends without a word.
 
-        Call it before the call is left. Without effect on other requests, and on a call that is over.
+        Call it before the call is left. Returns False for other requests, and for one that the node has ended; True:
+        the node keeps it if the announcement does not arrive.
         """
-        if self._start.request.is_resumable and not self._is_over and not self._call.done():
+        if not self._start.request.is_resumable or self._is_over:
+            return False
+        if not self._call.done():
             with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
                 async with asyncio.timeout(ABANDON_TIMEOUT_S):
                     await self._call.write(codecs.encode_one_of(m.Abandon(), pb.DecodeCommand()))
+        return True
 
     async def send(self, command: m.DecodeCommand | m.TokensRead) -> None:
         try:

@@ -87,10 +87,14 @@ class LinkStatus:
 
 @dataclass(frozen=True)
 class RegisterReply:
-    """The router's answer to a registration: call again within `heartbeat_s`; this node may have to send to `peers`."""
+    """The router's answer to a registration: call again within `heartbeat_s`; this node may have to send to `peers`.
+
+    abandoned   of the status's orphans: the router has not been lost, and needs these no longer
+    """
 
     heartbeat_s: float
     peers: tuple[Peer, ...] = ()
+    abandoned: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from headrace.cache.conversion import conversion_refusal
 from headrace.wire.client import NodeClient
 from headrace.wire.node_messages import NodeInfo, NodeStatus, Peer, Role, transfer_refusal
+from router.cluster.left_requests import LeftRequests
 from router.cluster.lost_nodes import LostNode, LostNodes
 from router.cluster.node_id import NodeId
 from router.errors import LayoutRefused, NameTaken
@@ -94,6 +95,7 @@ class NodeTable:
     """Registered nodes by name. `clock` yields seconds; `connect` opens a client to a node.
 
     roles_are_fixed   a node does the work of its role alone; otherwise its role says what it is preferred for
+    left              requests that this router has left on nodes
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class NodeTable:
         node_return_timeout_s: float = 120.0,
     ) -> None:
         self.roles_are_fixed = roles_are_fixed
+        self.left = LeftRequests()
         self._stalled_after_s = stalled_after_s
         self._lost = LostNodes(node_return_timeout_s, self.does)
         self._heartbeat_s = heartbeat_s

@@ -31,16 +31,16 @@ class RegistryService(rpc.RegistryServicer):
         request: pb.RegisterRequest,
         context: grpc.aio.ServicerContext[pb.RegisterRequest, pb.RegisterReply],
     ) -> pb.RegisterReply:
-        info = codecs.decode(request.info, NodeInfo)
+        info, status = codecs.decode(request.info, NodeInfo), codecs.decode(request.status, NodeStatus)
         try:
-            if self._nodes.register(info, codecs.decode(request.status, NodeStatus)):
+            if self._nodes.register(info, status):
                 log.info("%s node %s at %s is registered", info.role.value, info.name, info.address)
         except RegistrationRefused as error:
             log.warning("refused: %s", error)
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        reply = pb.RegisterReply()
-        codecs.encode(RegisterReply(self._heartbeat_s, tuple(self._nodes.receivers_of(info.name))), reply)
-        return reply
+        peers = tuple(self._nodes.receivers_of(info.name))
+        abandoned = self._nodes.left.among((info.name, info.incarnation), status.orphans)
+        return codecs.encode(RegisterReply(self._heartbeat_s, peers, abandoned), pb.RegisterReply())
 
     async def Leave(
         self, request: pb.LeaveRequest, context: grpc.aio.ServicerContext[pb.LeaveRequest, pb.LeaveReply]

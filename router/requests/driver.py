@@ -216,7 +216,8 @@ class RequestDriver:
                         # The client has every token; only the final usage waits for the prefill node's report.
                         await asyncio.wait({attempt.prefill}, timeout=REPORT_GRACE_S)
                 finally:
-                    await call.abandon()
+                    if await call.abandon():
+                        self._context.nodes.left.add(node.id, start.request.request_id)
                 await attempt.cancel()
         except NodeError as error:  # the call could not even be opened
             await self._handle(attempt, ev.DecodeLost(self._search.call_failed(node, error)))

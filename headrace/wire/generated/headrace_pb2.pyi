@@ -1960,21 +1960,27 @@ class RegisterReply(_message.Message):
 
     HEARTBEAT_S_FIELD_NUMBER: _builtins.int
     PEERS_FIELD_NUMBER: _builtins.int
+    ABANDONED_FIELD_NUMBER: _builtins.int
     heartbeat_s: _builtins.float
     """call again within this time; a node that misses three and does not answer Describe counts as dead"""
     @_builtins.property
     def peers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Peer]:
         """nodes to which this one may now have to send"""
 
+    @_builtins.property
+    def abandoned(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of NodeStatus.orphans: requests that this router ended, or went on with elsewhere"""
+
     def __init__(
         self,
         *,
         heartbeat_s: _builtins.float = ...,
         peers: _abc.Iterable[Global___Peer] | None = ...,
+        abandoned: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_s", b"heartbeat_s", "peers", b"peers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "heartbeat_s", b"heartbeat_s", "peers", b"peers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -285,7 +285,7 @@ class FakeDecodeCall(_Call):
         self._moves: asyncio.Queue[m.Halt | m.HandOver | m.GoOn] = asyncio.Queue()
         self._stopped = False
         self._is_over = False
-        self._was_cancelled = False
+        self._is_lost = self._was_cancelled = False
         node.requests.append(start.request)
 
     async def send(self, command: m.DecodeCommand) -> None:
@@ -297,9 +297,11 @@ class FakeDecodeCall(_Call):
         elif isinstance(command, m.Halt | m.HandOver | m.GoOn):
             self._moves.put_nowait(command)
 
-    async def abandon(self) -> None:
-        if self._start.request.is_resumable and not self._is_over and not self._was_cancelled:
+    async def abandon(self) -> bool:
+        may_be_kept = self._start.request.is_resumable and not self._is_over
+        if may_be_kept and not self._was_cancelled and not self._is_lost:
             self._node.abandoned.append(self._start.request.request_id)
+        return may_be_kept
 
     async def __aiter__(self) -> AsyncIterator[m.DecodeEvent]:
         try:
@@ -310,7 +312,7 @@ class FakeDecodeCall(_Call):
             self._was_cancelled = True
             raise
         except NodeError:
-            self._is_over = True
+            self._is_lost = True
             raise
 
     async def _events(self) -> AsyncIterator[m.DecodeEvent]:

@@ -136,6 +136,17 @@ async def test_an_orphan_without_a_taker_is_given_up_after_its_time() -> None:
     assert (orphans.ids, changed.count, orphan.given_up) == ((), 2, 1)
 
 
+async def test_an_orphan_whose_router_needs_it_no_longer_is_given_up_at_once() -> None:
+    changed = Changes()
+    orphans = Orphans[Running](PATIENCE_S, changed)
+    mine, anothers = running("mine"), running("another router's")
+    assert orphans.keep(mine) and orphans.keep(anothers)
+    await orphans.abandon(["unknown", "mine"])
+    assert (orphans.ids, changed.count) == (("another router's",), 3)
+    await orphans.close()
+    assert (mine.given_up, anothers.given_up) == (1, 1)
+
+
 async def test_only_so_many_are_kept_and_one_of_each_id() -> None:
     orphans = Orphans[Running](PATIENCE_S, Changes())
     kept = [running(f"r-{index}") for index in range(MAX_ORPHANS)]

@@ -135,6 +135,14 @@ async def test_a_request_that_nobody_will_continue_is_released_at_once(why: str,
         await nodes.settled()
 
 
+async def test_an_orphan_that_its_router_abandons_afterwards_is_released(tiny_checkpoint) -> None:
+    async with linked(tiny_checkpoint("granite"), decode={"orphan_timeout_s": PATIENCE_S}) as nodes:
+        await lost(nodes)
+        await nodes.decode.abandon(["another", ASKED.request_id])
+        assert nodes.decode.orphans() == ()
+        await nodes.settled()
+
+
 async def test_orphans_are_released_after_their_time_and_with_the_node(tiny_checkpoint) -> None:
     async with linked(tiny_checkpoint("granite"), decode={"orphan_timeout_s": 0.05}) as nodes:
         await lost(nodes)

@@ -1,7 +1,7 @@
 """A node's heartbeats to several routers."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -24,7 +24,10 @@ D0, D0_AGAIN, D1 = (
 class FakeRouter(rpc.RegistryServicer):
     """Counts the heartbeats of each node; `hangs`: takes them and never answers."""
 
-    def __init__(self, *peers: Peer, hangs: bool = False, heartbeat_s: float = 0.01) -> None:
+    def __init__(
+        self, *peers: Peer, hangs: bool = False, heartbeat_s: float = 0.01, abandoned: tuple[str, ...] = ()
+    ) -> None:
+        self._abandoned = abandoned
         self._heartbeat_s = heartbeat_s
         self.beats: list[str] = []
         self.left: list[str] = []
@@ -35,7 +38,7 @@ class FakeRouter(rpc.RegistryServicer):
         self.beats.append(request.info.name)
         if self._hangs:
             await asyncio.Event().wait()
-        return codecs.encode(RegisterReply(self._heartbeat_s, self._peers), pb.RegisterReply())
+        return codecs.encode(RegisterReply(self._heartbeat_s, self._peers, self._abandoned), pb.RegisterReply())
 
     async def Leave(self, request: pb.LeaveRequest, context: Any) -> pb.LeaveReply:
         self.left.append(request.name)
@@ -56,13 +59,17 @@ async def status() -> NodeStatus:
     return node_status()
 
 
+def ignore(told: object) -> None:
+    pass
+
+
 @pytest.mark.parametrize("other", ["hangs", "is not there"])
 async def test_a_router_that_is_lost_does_not_disturb_the_heartbeats_to_another(other: str) -> None:
     lost, router = FakeRouter(hangs=True), FakeRouter(D0)
     async with served(lost) as hanging, served(router) as address:
         met: list[list[Peer]] = []
         lost_address = hanging if other == "hangs" else "127.0.0.1:1"
-        node = Registrations((lost_address, address), node_info("p0", Role.PREFILL), status, met.append, None)
+        node = Registrations((lost_address, address), node_info("p0", Role.PREFILL), status, met.append, ignore, None)
         node.start()
         async with asyncio.timeout(PATIENCE_S):
             while len(router.beats) < 10:
@@ -76,7 +83,7 @@ async def test_a_router_that_is_lost_does_not_disturb_the_heartbeats_to_another(
 async def test_a_node_that_crashed_does_not_leave_for_its_return_is_worth_waiting_for() -> None:
     router = FakeRouter()
     async with served(router) as address:
-        node = Registrations((address,), node_info("p0", Role.PREFILL), status, lambda peers: None, None)
+        node = Registrations((address,), node_info("p0", Role.PREFILL), status, ignore, ignore, None)
         node.start()
         async with asyncio.timeout(PATIENCE_S):
             while not router.beats:
@@ -88,7 +95,7 @@ async def test_a_node_that_crashed_does_not_leave_for_its_return_is_worth_waitin
 async def test_news_do_not_wait_for_the_next_heartbeat() -> None:
     router = FakeRouter(heartbeat_s=PATIENCE_S)
     async with served(router) as address:
-        node = Registrations((address,), node_info("d0", Role.DECODE), status, lambda peers: None, None)
+        node = Registrations((address,), node_info("d0", Role.DECODE), status, ignore, ignore, None)
         node.start()
         async with asyncio.timeout(PATIENCE_S / 2):
             for count in (1, 2, 3):
@@ -96,6 +103,18 @@ async def test_news_do_not_wait_for_the_next_heartbeat() -> None:
                     await asyncio.sleep(0.005)
                 node.beat_now()
         await node.stop(leave=True)
+
+
+async def test_orphans_that_a_router_needs_no_longer_are_passed_on() -> None:
+    given_up: list[Sequence[str]] = []
+    async with served(FakeRouter()) as silent, served(FakeRouter(abandoned=("a", "b"))) as address:
+        node = Registrations((silent, address), node_info("d0", Role.DECODE), status, ignore, given_up.append, None)
+        node.start()
+        async with asyncio.timeout(PATIENCE_S):
+            while not given_up:
+                await asyncio.sleep(0.01)
+        await node.stop(leave=True)
+    assert set(given_up) == {("a", "b")}
 
 
 def test_peers_of_all_routers_are_known() -> None:

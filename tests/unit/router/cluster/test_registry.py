@@ -37,6 +37,17 @@ async def test_registration_returns_the_peers_to_send_to(start_router: StartRout
     await registry.close()
 
 
+async def test_registration_returns_the_orphans_to_give_up(start_router: StartRouter):
+    running = await start_router(fake_cluster([1]), register=False)
+    registry = RegistryClient(running.server.control_address)
+    info = node_info("d0", Role.DECODE, incarnation=7)
+    status = replace(node_status(), orphans=("mine", "of another router"))
+    running.server.nodes.left.add(("d0", 7), "mine")
+    assert (await registry.register(info, status, timeout_s=PATIENCE_S)).abandoned == ("mine",)
+    assert (await registry.register(info, node_status(), timeout_s=PATIENCE_S)).abandoned == ()
+    await registry.close()
+
+
 async def test_another_layout_is_refused_over_the_wire(start_router: StartRouter):
     running = await start_router(fake_cluster([1]), register=False)
     registry = RegistryClient(running.server.control_address)

@@ -4,7 +4,7 @@ import asyncio
 import json
 
 from headrace.wire import messages as m
-from headrace.wire.errors import TransferBroken
+from headrace.wire.errors import NodeLost, TransferBroken
 from router.routing.plan import Objectives
 from router.text.tokens import ModelTokens
 from tests.support.patience import PATIENCE_S
@@ -83,6 +83,23 @@ async def test_a_request_that_could_be_resumed_is_abandoned_unless_it_ends_by_it
     assert await ask_as("one", stop=TEXT[0]) == 200  # in the first token: the decode node is not needed any more
     assert (await running.http.post("/v1/completions", json={"prompt": "a", "stop": TEXT[0]})).status_code == 200
     assert node.abandoned == ["cmpl-late-0", "cmpl-one-0"]
+    orphans = ["cmpl-whole-0", "cmpl-late-0", "cmpl-one-0"]
+    assert running.server.nodes.left.among(("d0", 1), orphans) == ("cmpl-late-0", "cmpl-one-0")
+    await assert_idle(running)
+
+
+async def test_a_node_whose_calls_broke_is_told_to_give_up_what_goes_on_elsewhere(
+    start_router: StartRouter, answer: list[int]
+):
+    cluster = fake_cluster(answer, decode=2)
+    lost = NodeLost("d0", "no answer to a ping")
+    decode_node(cluster, "d0").faults = [Fault(lost, after_tokens=3, is_outlived=True)]
+    running = await start_router(cluster)
+    body = {"prompt": "a", "max_tokens": 9}
+    for headers in ({"x-request-id": "kept"}, {}):
+        assert (await running.http.post("/v1/completions", json=body, headers=headers)).status_code == 200
+    assert running.server.nodes.left.among(("d0", 1), ["cmpl-kept-0"]) == ("cmpl-kept-0",)
+    assert running.server.nodes.left.among(("d1", 1), ["cmpl-kept-0"]) == ()
     await assert_idle(running)
 
 
