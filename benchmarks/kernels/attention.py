@@ -1,9 +1,9 @@
-"""Attention kernels on one GPU: paged prefill and paged decode. K and V count once.
+"""Attention kernels on one GPU: paged prefill, and paged decode with and without drafts. K and V count once.
 
 python3 -m benchmarks kernels-attention [--only prefill ...]
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -76,19 +76,24 @@ DECODES = [
     for model in SHAPES
     for shape in [(1, 1, 255), (1, 1, 8191), (16, 1, 255), (64, 1, 255), (64, 1, 8191), (256, 1, 255), (256, 1, 2047)]
 ]
+CHECKS = [
+    Workload(model, *shape) for model in SHAPES for shape in [(1, 4, 8188), (16, 4, 20476), (64, 4, 252), (64, 4, 8188)]
+]
 
 
 def row(name: str, work: Workload, run: Callable[[Tensor, Tensor, Tensor], object]) -> Row:
     return measure(name, str(work), lambda: partial(run, *work.inputs()), work.num_bytes(), work.flops())
 
 
-def decodes() -> Iterator[Row]:
-    for work in DECODES:
-        c, lengths = work.config, [work.cached + 1] * work.num_sequences
-        contexts = PagedContexts.build(lengths, work.block_ids(), BLOCK, torch.device("cuda"))
-        gate = torch.randn(work.num_sequences, c.num_heads, c.head_dim, device="cuda", dtype=BF16)
+def decodes(name: str, workloads: Sequence[Workload]) -> Iterator[Row]:
+    for work in workloads:
+        c, N, T = work.config, work.num_sequences, work.new
+        table = PagedContexts.build([work.cached + T] * N, work.block_ids(), BLOCK, torch.device("cuda")).table_NM
+        lens = torch.arange(work.cached + 1, work.cached + T + 1, dtype=torch.int32, device="cuda")
+        contexts = PagedContexts(lens.repeat(N), table)
+        gate = torch.randn(N * T, c.num_heads, c.head_dim, device="cuda", dtype=BF16)
         run = partial(paged_decode_triton, scale=c.scale, contexts=contexts, gate=gate if c.has_output_gate else None)
-        yield row("decode", work, run)
+        yield row(name, work, run)
 
 
 def prefills() -> Iterator[Row]:
@@ -101,4 +106,9 @@ def prefills() -> Iterator[Row]:
             yield row("prefill, Hopper", work, partial(paged_prefill_hopper, scale=c.scale, chunks=chunks))
 
 
-main = kernel_command({"prefill": prefills, "decode": decodes}, "Attention kernels: paged prefill and decode.")
+KERNELS: dict[str, Callable[[], Iterator[Row]]] = {
+    "prefill": prefills,
+    "decode": partial(decodes, "decode", DECODES),
+    "drafts": partial(decodes, "decode with 3 drafts", CHECKS),
+}
+main = kernel_command(KERNELS, "Attention kernels: paged prefill, and paged decode with and without drafts.")
