@@ -4,7 +4,8 @@
 
 Times of one layer. The floor counts inputs, outputs and states once; a scan's shape also says how long its
 exponentials take, one for each state and row, at 16 a clock on each of an H200's multiprocessors: the larger one binds.
-Where mamba_ssm with its CUDA kernels is installed, its scan has rows, too: final states only, without slots.
+Where mamba_ssm is installed (its Triton files are enough), its update has rows, too, and with its CUDA kernels its
+scan: final states only, without slots.
 """
 
 from collections.abc import Iterator
@@ -81,12 +82,22 @@ def updates() -> Iterator[Row]:
         pool = state_layer(batch, width, N, dtype=dtype)
         return partial(mamba1_update_triton, *layer(width, batch), pool, *in_place(batch))
 
+    def published(width: int, batch: int, dtype: torch.dtype) -> Run:
+        """The update of mamba_ssm, in place in the same slots."""
+        update = import_module("mamba_ssm.ops.triton.selective_state_update").selective_state_update
+        x, dt, B, C, gate, channels = layer(width, batch)
+        rest = {"z": gate, "dt_bias": channels.dt_bias, "dt_softplus": True}
+        rest["state_batch_indices"] = torch.randperm(batch, device="cuda").int()
+        return partial(update, state_layer(batch, width, N, dtype=dtype), x, dt, channels.A, B, C, channels.D, **rest)
+
+    kinds = {"mamba1_update": step} | ({"mamba1_update, mamba_ssm's": published} if find_spec("mamba_ssm") else {})
     for model, width in WIDTHS.items():
         for dtype in (FP32, BF16):
             for batch in BATCHES:
                 num_bytes = width * N * 4 + batch * (2.0 * width * N * dtype.itemsize + 8 * width + 4 * N)
                 shape = f"{model}, {batch} states in {str(dtype)[6:]}"
-                yield measure("mamba1_update", shape, partial(step, width, batch, dtype), num_bytes)
+                for name, kind in kinds.items():
+                    yield measure(name, shape, partial(kind, width, batch, dtype), num_bytes)
 
 
 main = kernel_command({"scan": scans, "update": updates}, "Mamba1's scans and updates.")

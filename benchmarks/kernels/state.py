@@ -6,7 +6,7 @@
 Times of one layer. A scan's floor counts inputs and outputs once and the products that the chunked form needs at our
 chunk size, no scratch; an update's counts a state twice, read and written. Where mamba_ssm (its Triton files are
 enough) or flash-linear-attention is installed, its scan has rows, too: final states only, in float32, without slots;
-its first call tunes for a while.
+its first call tunes for a while. So has the latter's update of Kimi delta attention, in place in slots.
 """
 
 from collections.abc import Callable, Iterator
@@ -255,12 +255,24 @@ def kda_updates() -> Iterator[Row]:
         rows = q, k, v, random(batch, H, D), random(batch, H + 2 * D)[:, 2 * D :], heads
         return partial(kda_update_triton, *rows, state_layer(batch, H, D, D, dtype=dtype), *in_place(batch))
 
+    def published(batch: int, dtype: torch.dtype) -> Run:
+        """The update of flash-linear-attention, in place in slots as its continuous batching has them."""
+        update = import_module("fla.ops.kda.fused_recurrent").fused_recurrent_kda_fwd
+        q, k, v, f = random(4, batch, 1, H, D).unbind(0)  # contiguous, as it wants them
+        gates = {"A_log": torch.randn(H, device="cuda"), "dt_bias": torch.randn(H * D, device="cuda")}
+        pool, slots = state_layer(batch, H, D, D, dtype=dtype), torch.randperm(batch, device="cuda").int()
+        rows = (each.transpose(0, 1) for each in (q, k, v, f, random(batch, 1, H)))  # one row of many sequences
+        ends = torch.arange(batch + 1, device="cuda")
+        flags = dict.fromkeys(("use_qk_l2norm_in_kernel", "use_gate_in_kernel", "use_beta_sigmoid_in_kernel"), True)
+        return partial(update, *rows, initial_state=pool, cu_seqlens=ends, ssm_state_indices=slots, **gates, **flags)
+
+    kinds = {"kda_update": step} | ({"kda_update, fla's": published} if find_spec("fla") else {})
     for dtype in (FP32, BF16):
         for batch in BATCHES:
             num_bytes = batch * (2.0 * H * D * D * dtype.itemsize + 10 * H * D + 2 * H)
-            yield measure(
-                "kda_update", f"Kimi, {batch} states in {str(dtype)[6:]}", partial(step, batch, dtype), num_bytes
-            )
+            shape = f"Kimi, {batch} states in {str(dtype)[6:]}"
+            for name, kind in kinds.items():
+                yield measure(name, shape, partial(kind, batch, dtype), num_bytes)
 
 
 def conv_updates() -> Iterator[Row]:
