@@ -1,15 +1,15 @@
-"""The multi-token-prediction (MTP) layer of Qwen3.5 and Qwen3-Next: a decoder layer that drafts the token after next.
+"""Multi-token prediction (MTP): a decoder layer that drafts, of Qwen3.5, Qwen3-Next and Nemotron 3 Super.
 
     x_t = fc [norm_e(embed(token t)); norm_h(h_(t-1))]      h: the model's hidden vectors behind its final norm
     m_t = norm(layer(x_0 ... x_t))                          one attention layer and one feed-forward, causal
     logits of token t + 1 = head(m_t)                       the model's own embedding and head
 
-The next draft repeats this with m_t in place of h_t, as often as there are drafts. Norm weights are stored as offsets
-from one, like all of the family.
+The next draft repeats this with m_t in place of h_t, as often as there are drafts.
 
-Sources   tensors, order of the two halves of `fc`, `norm`: vLLM, vllm/model_executor/models/qwen3_5_mtp.py; SGLang,
-          python/sglang/srt/models/qwen3_5_mtp.py. h is taken behind the final norm: LightLLM pull request 1402 (1.80
-          accepted tokens a step without it, 2.74 with it), llama.cpp 24025, Rapid-MLX 3371
+Sources   tensors, order of the two halves of `fc`, `norm`: vLLM, qwen3_5_mtp.py and nemotron_h_mtp.py in
+          vllm/model_executor/models; SGLang, python/sglang/srt/models/qwen3_5_mtp.py. h is taken behind the final norm:
+          LightLLM pull request 1402 (1.80 accepted tokens a step without it, 2.74 with it), llama.cpp 24025,
+          Rapid-MLX 3371
 
 Where entries lie. The entry of keys and values that h_(t-1) and token t make lies at position t, with the rotation of
 position t. vLLM puts it at t - 1; rotary scores depend on differences of positions alone, so nothing else changes. At

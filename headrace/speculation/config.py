@@ -23,8 +23,8 @@ class SpeculationConfig:
 
     drafter       none; grammar: what a request's grammar forces, which the others draft, too; ngram: what followed the
                   last tokens where they occurred before in prompt and answer; suffix: there, or in earlier answers of
-                  this node under the same salt; mtp: what the model's own layer for that guesses (Qwen3.5, Qwen3-Next),
-                  on all nodes of a cluster or on none
+                  this node under the same salt; mtp: what the model's own layer for that guesses (Qwen3.5, Qwen3-Next,
+                  Nemotron 3 Super), on all nodes of a cluster or on none
     count         auto: as many drafts as pay by measured acceptance and step times, perhaps none; fixed: all there are
     max_drafts    drafts of a request in a step at most; each has a slot for a state, of a quarter of the slots at most
     answer_bytes  suffix only: host memory for earlier answers, those that began first are forgotten first

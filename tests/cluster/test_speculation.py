@@ -55,7 +55,12 @@ def with_trained_mtp(checkpoint: Path, family: str, folder: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("family", "drafter", "count"),
-    [("granite", "ngram", "fixed"), ("qwen35", "suffix", "auto"), ("qwen35_moe", "mtp", "fixed")],
+    [
+        ("granite", "ngram", "fixed"),
+        ("qwen35", "suffix", "auto"),
+        ("qwen35_moe", "mtp", "fixed"),
+        ("nemotron_h_moe", "mtp", "fixed"),
+    ],
 )
 async def test_a_chat_of_five_turns_is_the_same_with_drafts(
     family: str, drafter: str, count: str, tiny_checkpoint, tmp_path: Path

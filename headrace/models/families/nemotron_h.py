@@ -1,18 +1,23 @@
 """Nemotron-H and Nemotron 3 (Nano, Super): one branch a layer, which is Mamba2, attention without positional encoding,
 a feed-forward without a gate, or a mixture of such experts, in Super between two projections to a smaller space.
 
+Super's layer for multi-token prediction (headrace/models/mtp.py) is one of attention and one of experts. transformers
+drops it: names and order of its tensors are those of vLLM, vllm/model_executor/models/nemotron_h_mtp.py.
+
 transformers 5.23 raises time steps of prompts to `time_step_min`, and leaves those of single tokens. So a state depends
 on how it was computed; here `time_step_limit` alone bounds them.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from headrace.kernels.dense.fp8 import stack_rows
 from headrace.kernels.dense.linear import LinearWeight
 from headrace.kernels.moe.experts import experts_of
-from headrace.models.branches import Branch, FeedForwardBranch, MixerBranch
+from headrace.models.branches import Branch, BranchChain, FeedForwardBranch, MixerBranch
 from headrace.models.config import (
     AttentionConfig,
     LayerConfig,
@@ -26,6 +31,7 @@ from headrace.models.layers.attention import Attention
 from headrace.models.layers.feed_forward import Latent, MixtureOfExperts, ReluSquared, SigmoidRouter
 from headrace.models.layers.mamba2 import Mamba2
 from headrace.models.model import Family
+from headrace.models.mtp import MtpLayer
 from headrace.models.raw_config import MOST_LAYERS, RawConfig, shown
 from headrace.models.weight_files import WeightSource
 
@@ -124,16 +130,52 @@ def _read_moe(raw: RawConfig) -> MoeConfig:
 
 def load_nemotron_h_layer(weights: WeightSource, prefix: str, config: ModelConfig, layer: int) -> tuple[Branch, ...]:
     hidden, mixer = config.hidden_size, f"{prefix}.mixer"
-    norm = weights.take(f"{prefix}.norm.weight", (hidden,), torch.float32)
     kind, index, eps = config.layers[layer], config.mixer_index(layer), config.norm_eps
+    if kind.mixer is None:
+        return (_load_feed_forward(weights, prefix, config, has_experts=kind == MOE),)
+    norm = _load_norm(weights, f"{prefix}.norm", hidden)
     if kind == ATTENTION:
         return (MixerBranch(Attention.load(weights, mixer, config.attention, index, hidden, eps), norm),)
-    if kind == STATE:
-        assert isinstance(config.state, Mamba2Config)
-        return (MixerBranch(Mamba2.load(weights, mixer, config.state, index, hidden, eps), norm),)
-    if kind == DENSE:
-        return (FeedForwardBranch(ReluSquared.load(weights, mixer, hidden, config.intermediate_size), norm),)
-    return (FeedForwardBranch(_load_moe(weights, mixer, config), norm),)
+    assert isinstance(config.state, Mamba2Config)
+    return (MixerBranch(Mamba2.load(weights, mixer, config.state, index, hidden, eps), norm),)
+
+
+def load_nemotron_h_mtp(weights: WeightSource, config: ModelConfig) -> MtpLayer:
+    """From `mtp.*`: one attention layer, and one of experts if the model has them, otherwise a dense feed-forward.
+
+    Raises ModelError for a checkpoint without them; other layers are left over, and the loader refuses them by name.
+    """
+    hidden, eps, (first, last) = config.hidden_size, config.norm_eps, ("mtp.layers.0", "mtp.layers.1")
+    index = config.num_attention_layers  # in a block, behind the model's own
+    attention = Attention.load(weights, f"{first}.mixer", config.attention, index, hidden, eps)
+    return MtpLayer(
+        embedding_norm=_load_norm(weights, f"{first}.enorm", hidden),
+        hidden_norm=_load_norm(weights, f"{first}.hnorm", hidden),
+        fc=LinearWeight(weights.take(f"{first}.eh_proj.weight", (hidden, 2 * hidden))),
+        chain=BranchChain(
+            (
+                MixerBranch(replace(attention, skips_first=True), _load_norm(weights, f"{first}.norm", hidden)),
+                _load_feed_forward(weights, last, config, has_experts=config.moe is not None),
+            ),
+            _load_norm(weights, f"{last}.final_layernorm", hidden),
+            eps,
+            config.residual_multiplier,
+        ),
+    )
+
+
+def _load_norm(weights: WeightSource, name: str, hidden: int) -> Tensor:
+    return weights.take(f"{name}.weight", (hidden,), torch.float32)
+
+
+def _load_feed_forward(
+    weights: WeightSource, prefix: str, config: ModelConfig, *, has_experts: bool
+) -> FeedForwardBranch:
+    hidden, mixer = config.hidden_size, f"{prefix}.mixer"
+    norm = _load_norm(weights, f"{prefix}.norm", hidden)
+    if has_experts:
+        return FeedForwardBranch(_load_moe(weights, mixer, config), norm)
+    return FeedForwardBranch(ReluSquared.load(weights, mixer, hidden, config.intermediate_size), norm)
 
 
 def _load_moe(weights: WeightSource, prefix: str, config: ModelConfig) -> MixtureOfExperts:
@@ -159,5 +201,10 @@ def _load_moe(weights: WeightSource, prefix: str, config: ModelConfig) -> Mixtur
 
 
 NEMOTRON_H = Family(
-    read_nemotron_h, load_nemotron_h_layer, embedding="embeddings", final_norm="norm_f", skipped=("mtp.", "model.mtp.")
+    read_nemotron_h,
+    load_nemotron_h_layer,
+    embedding="embeddings",
+    final_norm="norm_f",
+    skipped=("model.mtp.",),
+    load_mtp=load_nemotron_h_mtp,
 )

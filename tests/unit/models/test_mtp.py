@@ -15,7 +15,7 @@ from headrace.models.weights import load_model, random_model
 from tests.support.engine.drafting import BLOCK_SIZE, Drafting, Newest
 from tests.support.engine.mtp_checkpoints import MtpOracle, add_mtp
 
-FAMILIES = ("qwen35", "qwen35_moe", "qwen3_next")
+FAMILIES = ("nemotron_h_moe", "qwen35", "qwen35_moe", "qwen3_next")
 TOLERANCE = 1e-4
 BLOCKS_A = [9, 3, 17, 28, 5, 11, 30]  # 7 * 16 = 112 tokens, out of order
 BLOCKS_B = [8, 2, 16, 27, 4, 10, 29]
