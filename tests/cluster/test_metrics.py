@@ -17,7 +17,11 @@ from tests.support.cluster.cluster import SMALL, Cluster
 from tests.support.patience import PATIENCE_S
 
 GRAFANA = Path(__file__).parents[2] / "deploy" / "grafana"
-CHAT = {"messages": [{"role": "user", "content": "What is the code of June? " * 20}], "max_tokens": 8}
+CHAT = {
+    "messages": [{"role": "user", "content": "What is the code of June? " * 20}],
+    "max_tokens": 8,
+    "ignore_eos": True,
+}
 NAME = re.compile(r"\b((?:headrace|process)_\w+)")
 
 

@@ -10,7 +10,11 @@ from tests.support.otlp_receiver import otlp_receiver
 from tests.support.patience import PATIENCE_S
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-CHAT = {"messages": [{"role": "user", "content": "What is the code of June? " * 20}], "max_tokens": 8}
+CHAT = {
+    "messages": [{"role": "user", "content": "What is the code of June? " * 20}],
+    "max_tokens": 8,
+    "ignore_eos": True,
+}
 SPANS = {
     ("headrace-router", "request"): ("queue", "prefill", "hand_over", "decode"),
     ("headrace-node", "prefill call"): ("line", "compute", "send"),
