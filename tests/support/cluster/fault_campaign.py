@@ -73,6 +73,7 @@ async def run(name: str, model: Path, folder: Path, *, rounds: int, seed: int = 
         for entry in cluster.journal("failed", faults_began_s):
             row.sessions_failed[entry["cause"]] = row.sessions_failed.get(entry["cause"], 0) + 1
         await asyncio.to_thread(cluster.assert_all_is_back)
+        row.drafted, row.accepted = await asyncio.to_thread(cluster.num_drafted)
         row.dropped = sum(entry["dropped"] for entry in cluster.last_held())
     row.seconds = time.monotonic() - began_s
     return row

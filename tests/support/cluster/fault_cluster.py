@@ -74,6 +74,12 @@ class FaultCluster(Cluster):
             assert time.monotonic() < deadline_s, f"still held: {held}: {self.logs()}"
             time.sleep(0.1)
 
+    def num_drafted(self) -> tuple[int, int]:
+        """Tokens that the nodes drafted since they started last, and those of them that were right."""
+        counters = [node["counters"] for node in self.nodes().values()]
+        drafted, accepted = (sum(int(each[f"{what}_tokens"]) for each in counters) for what in ("drafted", "accepted"))
+        return drafted, accepted
+
     def last_held(self) -> list[dict[str, Any]]:
         """What each node said last that it holds, and what it dropped."""
         return list({entry["node"]: entry for entry in self.journal("held")}.values())

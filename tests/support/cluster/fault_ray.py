@@ -45,6 +45,9 @@ class RayFaultCluster:
     def journal(self, what: str, since_s: float = 0.0) -> list[dict[str, Any]]:
         return []
 
+    def num_drafted(self) -> tuple[int, int]:
+        return 0, 0  # `headrace up` starts its nodes by its own file, which asks for no drafts
+
     def last_held(self) -> list[dict[str, Any]]:
         return []
 

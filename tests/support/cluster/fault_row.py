@@ -27,6 +27,7 @@ class Row:
     missed       those that met none, and were repeated
     errors       that clients met, but for quarantine; given_up: of the questions, those that got no answer at all
     quarantined  questions that were refused once for having lost two nodes, whoever's fault that was
+    drafted      tokens that nodes drafted since they started last; accepted: those that were right
     dropped      parts that came when nobody expected them any more
     known_s      from the fault until a survivor's session had failed: a round's first; each one of a killed node; each
                  one of a cut network, from its own beginning if that was behind the cut
@@ -46,6 +47,8 @@ class Row:
     quarantined: list[Answer] = field(default_factory=list)
     given_up: int = 0
     wrong: list[str] = field(default_factory=list)
+    drafted: int = 0
+    accepted: int = 0
     dropped: int = 0
     sessions_failed: dict[str, int] = field(default_factory=dict)
     known_s: list[float] = field(default_factory=list)
@@ -100,6 +103,7 @@ def table(rows: Sequence[Row]) -> str:
             for time_s, width in zip([*known, *served, row.slowest_answer_s], (10, 6, 6, 11, 7, 8), strict=True)
         )
         lines.append(f"{row.name:<34}{counts}{times}{row.seconds:>6.0f}")
+        lines += [f"    {row.accepted} of {row.drafted} drafts right"] if row.drafted else []
         lines += [f"    {count} sessions failed: {cause}" for cause, count in sorted(row.sessions_failed.items())]
         lines += [f"    {count} errors: {error}" for error, count in Counter(row.errors).most_common()]
         lines += [f"    {len(row.quarantined)} quarantined: had lost two nodes"] if row.quarantined else []
