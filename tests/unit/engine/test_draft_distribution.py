@@ -19,6 +19,7 @@ from headrace.models.weights import load_config
 from headrace.request import Sampling
 from headrace.speculation.config import SpeculationConfig
 from headrace.speculation.drafter import Drafter
+from tests.support.engine.drafters import num_drafted
 from tests.support.engine.driving import SMALL, Run, request, submit
 
 CPU = torch.device("cpu")
@@ -83,11 +84,10 @@ class LeastLikely:
         return [int(LOGITS[tokens[-1]].argmin())] * max_drafts
 
 
-def engine(
-    config: ModelConfig, drafter: Drafter | None, count: str = "fixed", *, by_layer: bool = False
-) -> BuiltEngine:
-    """`by_layer`: the model's own layer drafts, which knows the chain."""
-    speculation = SpeculationConfig("mtp" if by_layer else "none", count)
+def engine(config: ModelConfig, drafter: Drafter | str | None, count: str = "fixed") -> BuiltEngine:
+    """`drafter`: one of a test, the name of one of the product's (the layer of `mtp` knows the chain), or none."""
+    name, drafter = (drafter, None) if isinstance(drafter, str) else ("none", drafter)
+    speculation = SpeculationConfig(name, count)
     small = replace(SMALL, speculation=speculation, max_running=AT_ONCE, max_step_tokens=4096, cache_bytes=64 << 20)
     new_drafter = None if drafter is None else lambda request: drafter
     return engine_around(MarkovChain(config), small, time.monotonic, new_drafter=new_drafter)  # type: ignore[arg-type]
@@ -124,19 +124,23 @@ def _serve(built: BuiltEngine, runs: list[Run]) -> None:
 
 @pytest.mark.parametrize(
     ("drafter", "count"),
-    [(MostLikely, "fixed"), (AnyToken, "fixed"), (LeastLikely, "fixed"), (MostLikely, "auto"), (None, "fixed")],
-    ids=lambda value: "mtp" if value is None else getattr(value, "__name__", value),
+    [
+        *((drafter, "fixed") for drafter in (MostLikely, AnyToken, LeastLikely, "ngram", "suffix", "mtp")),
+        (MostLikely, "auto"),
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
 )
-def test_tokens_are_distributed_as_the_model_says(drafter: type[Drafter] | None, count: str, tiny_checkpoint) -> None:
+def test_tokens_are_distributed_as_the_model_says(drafter: type[Drafter] | str, count: str, tiny_checkpoint) -> None:
     config = replace(load_config(tiny_checkpoint("granite")), vocab_size=VOCAB_SIZE, eos_token_ids=())
     counts = torch.zeros(VOCAB_SIZE, VOCAB_SIZE, dtype=torch.float64)
-    built = engine(config, drafter and drafter(), count, by_layer=drafter is None)
+    built = engine(config, drafter if isinstance(drafter, str) else drafter(), count)
     for text in answers(built, NUM_TOKENS):
         pairs = torch.tensor(text)
         counts.index_put_((pairs[:-1], pairs[1:]), torch.ones(1, dtype=torch.float64), accumulate=True)
     assert counts.sum() == NUM_TOKENS
-    assert built.engine.drafting is not None
-    assert built.engine.drafting.drafted_tokens > (NUM_TOKENS // 4 if count == "fixed" else 0)
+    drafted, accepted = num_drafted(built)
+    assert drafted > (NUM_TOKENS // 4 if count == "fixed" else 0)
+    assert (accepted > 0) == (drafter is not LeastLikely)
     expected = probabilities(SAMPLING) * counts.sum(dim=-1, keepdim=True)
     is_possible = expected > 0
     assert not counts[~is_possible].any()
@@ -144,6 +148,9 @@ def test_tokens_are_distributed_as_the_model_says(drafter: type[Drafter] | None,
     statistic = ((counts - expected)[is_possible] ** 2 / expected[is_possible]).sum()
     freedom = is_possible.sum() - VOCAB_SIZE
     p = torch.special.gammaincc(freedom.double() / 2, statistic / 2)
+    print(
+        f"\nchi-square {statistic:.1f}, {freedom} degrees of freedom: p = {p:.3f}; {accepted} of {drafted} drafts right"
+    )
     assert p > 0.01
 
 
@@ -151,5 +158,5 @@ def test_the_same_seeds_give_the_same_tokens_with_and_without_drafts(tiny_checkp
     config = replace(load_config(tiny_checkpoint("granite")), vocab_size=VOCAB_SIZE, eos_token_ids=())
     num_tokens = AT_ONCE // 4 * LENGTH
     plain = list(answers(engine(config, None), num_tokens))
-    for drafter in (MostLikely, AnyToken, LeastLikely):
-        assert list(answers(engine(config, drafter()), num_tokens)) == plain
+    for drafter in (MostLikely(), AnyToken(), LeastLikely(), "ngram", "suffix", "mtp"):
+        assert list(answers(engine(config, drafter), num_tokens)) == plain
