@@ -1,0 +1,201 @@
+"""The settling of an engine's launched steps: what they write counts as written, and the tokens they drew are taken.
+
+A step's tokens are known some time after its launch. Until then it is in flight; it settles when they are taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headrace.cache.checkpoints import CheckpointPolicy
+from headrace.cache.prefix_cache import PrefixCache
+from headrace.cache.publishing import ScheduledChunk
+from headrace.engine.accepted_drafts import append_new, keep_accepted, num_right
+from headrace.engine.drafting import Drafting
+from headrace.engine.logprobs import PromptScores
+from headrace.engine.requests import EngineRequests
+from headrace.engine.runner import ModelRunner
+from headrace.engine.scheduler import Scheduler, VictimPolicy
+from headrace.engine.sequence import Computed, Halted, Sampled, Scored, Sequence
+from headrace.engine.step import InFlight, rows_to_score
+from headrace.engine.stopping import StopRules
+from headrace.grammar import Grammars
+from headrace.request import FinishReason, Token
+from headrace.step_costs import StepCosts
+
+
+class EngineTokens(EngineRequests):
+    """The part of an engine that publishes what its steps write and takes their tokens; `Engine` makes the steps."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        cache: PrefixCache,
+        policy: CheckpointPolicy,
+        scheduler: Scheduler,
+        victims: VictimPolicy,
+        rules: StopRules,
+        *,
+        vocab_size: int,
+        num_blocks: int,
+        prior_costs: StepCosts,
+        grammars: Grammars,
+        clock: Callable[[], float],
+        drafting: Drafting | None,
+    ) -> None:
+        super().__init__(
+            cache,
+            policy,
+            scheduler,
+            victims,
+            rules,
+            vocab_size=vocab_size,
+            num_blocks=num_blocks,
+            prior_costs=prior_costs,
+            record_event=runner.memory.record_event,
+            grammars=grammars,
+            clock=clock,
+        )
+        self._runner = runner
+        self.drafting = drafting
+        self._in_flight: InFlight | None = None
+        self._known_done_s = 0.0  # when the last step was known to be done
+        self.computed_tokens = 0
+        self.recomputed_tokens = 0  # of these, computed once before, and lost by a preemption
+        self.sampled_tokens = 0
+
+    # ------------------------------------------------------------ what a launched step writes
+
+    def _publish_written(self, step: InFlight) -> None:
+        """Counts the launched step's blocks and states as written: later launches run behind it on the device."""
+        running = set(self._running)
+        for chunk in step.chunks:
+            sequence = chunk.sequence
+            if sequence not in running:
+                self._publisher.given_up(chunk)
+                continue  # its last token has come in meanwhile, this one was too many; or its grammar has no mask
+            if chunk.draft_slots:
+                continue  # how many of its tokens count is known when they are taken
+            sequence.num_computed = chunk.span.end
+            self._publisher.written(chunk)
+            self._report_progress(chunk)
+            if not sequence.is_prefilling and sequence.job.max_new == 0 and not sequence.to_score:
+                self._end(sequence, FinishReason.LENGTH)
+
+    def _report_progress(self, chunk: ScheduledChunk[Sequence]) -> None:
+        """Reports the prompt's newly computed tokens; those computed before a preemption are not reported again."""
+        sequence, span = chunk.sequence, chunk.span
+        self.computed_tokens += span.end - span.start
+        if span.start >= sequence.prefill_length:
+            return  # a new token of the answer, as most
+        self._prompt_tokens += span.end - span.start
+        self.recomputed_tokens += max(0, min(span.end, sequence.computed_before) - span.start)
+        start, end = max(span.start, sequence.computed_before), min(span.end, sequence.prompt_length)
+        if start < end:
+            sequence.num_prefilled += end - start
+            sequence.job.on_event(Computed(end, self._record_event()))
+
+    # ------------------------------------------------------------ its tokens
+
+    def _settle(self) -> bool:
+        """Waits for the tokens in flight; False if there are none."""
+        step, self._in_flight = self._in_flight, None
+        if step is None:
+            return False
+        self._take_tokens(step)
+        return True
+
+    def halt(self, sequence: Sequence) -> None:
+        """Takes a decoding sequence out of all steps, with its tokens known and its state written, and reports Halted.
+
+        It keeps its blocks, whoever else needs some. Nothing is reported of a sequence that has ended, or ends now.
+        """
+        if sequence in self._running and not sequence.is_prefilling:
+            self._settle()  # its newest token may be on the device
+            if sequence in self._running:
+                self._running.remove(sequence)
+                self._halted.add(sequence)
+                sequence.job.on_event(Halted(Computed(sequence.num_computed, self._record_event())))
+        elif sequence in self._running or sequence in self._waiting.preempted:
+            sequence.job.on_event(Halted(None))
+
+    def _take_tokens(self, step: InFlight) -> None:
+        """Waits for the step's tokens and appends them; sequences that ended or were cancelled get none."""
+        running = set(self._running)
+        tokens = step.launched.drawn.tokens()
+        self._note_time(step)
+        for chunk, scores in zip(step.inputs.scored, step.launched.scores, strict=True):
+            if chunk.sequence in running:
+                self._take_scores(chunk, scores)
+        for sequence, draw in step.inputs.draw_index.items():
+            if sequence in running and not sequence.drafts:
+                _, finish = append_new(sequence, [tokens[draw].id], self._rules)
+                self._report_tokens(sequence, [tokens[draw]], finish)
+        if step.has_drafts:
+            for chunk in step.chunks:
+                if chunk.draft_slots:
+                    first = step.inputs.draw_index[chunk.sequence]
+                    self._take_verified(chunk, tokens[first : first + 1 + len(chunk.draft_slots)])
+
+    def _report_tokens(self, sequence: Sequence, tokens: list[Token], finish: FinishReason | None) -> None:
+        """Reports tokens that were appended, unless whoever gets one releases the sequence; the last may end it."""
+        self.sampled_tokens += len(tokens)
+        for number, token in enumerate(tokens, 1):
+            if sequence.claim is None:
+                return
+            sequence.job.on_event(Sampled(token, finish if number == len(tokens) else None))
+        if finish is not None:
+            self._end(sequence, finish)
+        elif sequence.num_sampled >= sequence.job.max_new:
+            self._running.remove(sequence)  # a prefill node's part is done, the answer continues elsewhere
+
+    def _take_verified(self, chunk: ScheduledChunk[Sequence], tokens: list[Token]) -> None:
+        """Takes the tokens drawn after a sequence's newest token and its drafts, up to the first that is no draft.
+
+        They are published and appended as if each had come in a step of its own.
+        """
+        sequence, drafts = chunk.sequence, chunk.sequence.drafts
+        sequence.drafts = ()
+        num_taken = 0
+        if sequence in self._running:
+            token_ids = [token.id for token in tokens]
+            num_taken, finish = append_new(sequence, token_ids[: num_right(token_ids, drafts) + 1], self._rules)
+            keep_accepted(chunk, num_taken, self.cache, self._publisher)
+            self.computed_tokens += num_taken
+            if num_taken > 1 and sequence.request.sampling.has_penalty:
+                self._runner.token_counts.count(sequence, token_ids[1:num_taken])
+            self._report_tokens(sequence, tokens[:num_taken], finish)
+        self.cache.draft_slots.give_back(chunk.draft_slots)
+        if self.drafting is not None:
+            self.drafting.verified(sequence, len(drafts), max(0, num_taken - 1))
+
+    def _note_time(self, step: InFlight) -> None:
+        """Notes that a step is done. Behind another one it took the time since that was.
+
+        That is the device's time: the host may have been launching the next step when it ended.
+        """
+        now_s = self._clock()
+        seconds = step.launched.drawn.seconds_after(step.behind) if step.behind is not None else None
+        if seconds is None:
+            seconds = now_s - max(step.began_s, self._known_done_s)
+        if self.drafting is not None:
+            whole_s = now_s - max(step.turn_s, self._known_done_s)
+            if step.has_drafts:
+                seconds = whole_s  # making drafts and waiting for tokens are part of what they cost
+            self.drafting.count.took(
+                whole_s,
+                self.cost_fit.costs.seconds(step.shape),
+                has_drafts=step.has_drafts,
+                has_prompts=step.shape.prefill_tokens > 0,
+            )
+        self._known_done_s = now_s
+        if not step.inputs.scored:  # scoring costs far more than the step's shape says
+            self.cost_fit.observe(step.shape, seconds, may_be_late=not step.has_waited)
+
+    def _take_scores(self, chunk: ScheduledChunk[Sequence], scores: PromptScores) -> None:
+        sequence = chunk.sequence
+        for part in scores.parts():
+            sequence.job.on_event(Scored(part))
+        sequence.num_scored = rows_to_score(chunk).stop
+        if sequence.job.max_new == 0 and not sequence.to_score:
+            self._end(sequence, FinishReason.LENGTH)
