@@ -59,9 +59,9 @@ def in_router(parsed: bytes) -> Parts:
     for _ in hasher.extend_in_parts(request.tokens):
         yield
     yield
-    decode_call(life.request_so_far)
+    decode_call(life.shown.request_so_far)
     yield
-    codecs.encode(m.PrefillRequest(life.request_so_far), pb.PrefillRequest()).SerializeToString()
+    codecs.encode(m.PrefillRequest(life.shown.request_so_far), pb.PrefillRequest()).SerializeToString()
     return life, hasher.keys
 
 

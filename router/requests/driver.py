@@ -1,4 +1,4 @@
-"""Drives one request through the nodes: opens the calls, passes their events to its life, obeys the instructions."""
+"""Drives one request through the nodes: passes the events of its calls to its lifecycle, and obeys the instructions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from dataclasses import replace
 from http import HTTPStatus
 from typing import assert_never
 
-from headrace.request import PromptLogprobs, Request
+from headrace.request import Request
 from headrace.tracing import current
 from headrace.wire import messages as m
-from headrace.wire.client import DecodeCall
-from headrace.wire.errors import NodeError, NodeLost
 from router.cluster.nodes import NodeEntry
 from router.errors import NODE_CRASHED, ApiError, deadline_passed, internal_error
 from router.requests import events as ev
@@ -23,24 +21,21 @@ from router.requests.attempt import Attempt
 from router.requests.context import RouterContext
 from router.requests.lifecycle import RequestLifecycle
 from router.requests.moves import Move, MoveOutcome
-from router.requests.node_search import NodeSearch, Placement
+from router.requests.node_calls import NodeCalls
+from router.requests.node_search import NodeSearch
 from router.requests.outputs import Ended, OutputSink
-from router.requests.responsive import responsive
 from router.requests.shapes import client_number, shape_of
 from router.requests.siblings import Siblings
 from router.requests.stages import outcome_of
-from router.requests.states import Completed, Moving, RequestPhase
+from router.requests.states import Completed, RequestPhase
 from router.routing.plan import NO_OBJECTIVES, Objectives
 
 log = logging.getLogger(__name__)
 
-REPORT_GRACE_S = 1.0  # for the prefill node's report once the answer is complete
 RESERVE_TIMEOUT_S = 1.0  # for another decode node to reserve for a request that moves, and stands still meanwhile
 
-# Kinds of events that each token is asked for: a union made anew for each of them took 2 % of the router's time.
-_OUTPUTS = (m.Tokens, PromptLogprobs)
+# Each token is asked for these kinds: unions made anew for each of them took 2 % of the router's time.
 _PROMPT_REPORTS = (m.PrefillDone, m.LocalPrefill)
-_ENDS = (m.DecodeDone, m.HandedOver)
 
 
 class RequestDriver:
@@ -63,7 +58,6 @@ class RequestDriver:
         self._context = context
         self._permit = permit
         self._now_s = context.clock
-        self._deadline_s = context.clock() + context.config.request_timeout_s
         self._sink = sink
         self._objectives = objectives
         self._stop_is_handled = False
@@ -77,6 +71,14 @@ class RequestDriver:
             max_attempts=context.config.max_attempts,
             now_s=context.clock(),
             token_gap_s=objectives.token_gap_s,
+        )
+        self._calls = NodeCalls(
+            context,
+            self._search,
+            self.life,
+            sink,
+            self._handle,
+            deadline_s=context.clock() + context.config.request_timeout_s,
         )
         self._move: Move | None = None
         arrived_s = self.life.entered_s[RequestPhase.QUEUED]
@@ -163,7 +165,7 @@ class RequestDriver:
     async def _try_once(self) -> None:
         # Its time in the line does not count: clients have taken turns there, and nodes must not undo that.
         request = replace(
-            self.life.request_so_far,
+            self.life.shown.request_so_far,
             age_s=self._now_s() - self._admitted_s,
             token_gap_s=self._objectives.token_gap_s,
             client=client_number(self._permit.client),
@@ -195,95 +197,12 @@ class RequestDriver:
         if placement.decode is not None:
             is_remote = placement.is_handed_over
             source = None if is_remote else await self._search.fetch_source(attempt.request, placement)
-            await self._decode(attempt, placement.decode, m.Start(attempt.request, is_remote, fetch_source=source))
+            await self._calls.decode(
+                attempt, placement.decode, m.Start(attempt.request, is_remote, fetch_source=source)
+            )
         else:
-            attempt.prefill = attempt.spawn(self._prefill(attempt, None, None))
+            attempt.prefill = attempt.spawn(self._calls.prefill(attempt, None, None))
             await attempt.over
-
-    async def _decode(self, attempt: Attempt, node: NodeEntry, start: m.Start) -> None:
-        attempt.decode_node = node
-        try:
-            async with (
-                self._context.nodes.in_use(node) as client,
-                client.decode(start, timeout_s=self._remaining_s()) as call,
-            ):
-                attempt.call = call
-                try:
-                    await self._handle(attempt, ev.DecodeStarted(node.info.name))
-                    attempt.spawn(self._read(attempt, node, call))
-                    await attempt.over
-                    if isinstance(self.life.state, Completed) and attempt.prefill is not None:
-                        # The client has every token; only the final usage waits for the prefill node's report.
-                        await asyncio.wait({attempt.prefill}, timeout=REPORT_GRACE_S)
-                finally:
-                    if await call.abandon():
-                        self._context.nodes.left.add(node.id, start.request.request_id)
-                await attempt.cancel()
-        except NodeError as error:  # the call could not even be opened
-            await self._handle(attempt, ev.DecodeLost(self._search.call_failed(node, error)))
-
-    async def _read(self, attempt: Attempt, node: NodeEntry, call: DecodeCall) -> None:
-        try:
-            async with responsive(node, self._context.config.first_event_timeout_s) as limit:
-                is_first = True
-                async for event in call:
-                    if is_first and not node.stalled:  # else the limit ends this call now
-                        limit.reschedule(None)
-                        is_first = False
-                    await self._handle(attempt, event)
-                    if isinstance(event, _OUTPUTS) and not self._sink.has_room:
-                        await self._wait_for_reader()
-                    if isinstance(event, m.HandedOver) and attempt.successor is not None:
-                        self._watch_landing(attempt.successor, node)
-                    if isinstance(event, _ENDS) or attempt.over.done():
-                        return
-            raise NodeLost(node.info.name, "ended the call before the request was done")
-        except NodeError as error:
-            lost = self._search.call_failed(node, error)
-            if attempt.successor is None:
-                await self._handle(attempt, ev.DecodeLost(lost))
-            else:
-                await self._handle(attempt.successor, ev.SenderLost(lost))
-
-    async def _prefill(self, attempt: Attempt, reservation: m.Reservation | None, first_token: int | None) -> None:
-        nonce = None if reservation is None else reservation.nonce
-        placement = await self._prefill_placement(attempt)
-        if placement is None:
-            await self._handle(attempt, ev.PrefillFailed(nonce, None))
-            return
-        node = attempt.prefill_node = placement.prefill
-        fetch_source = await self._search.fetch_source(attempt.request, placement)
-        work = m.PrefillRequest(attempt.request, reservation, first_token, fetch_source)
-        try:
-            async with (
-                self._context.nodes.in_use(node) as client,
-                client.prefill(work, timeout_s=self._remaining_s()) as call,
-                responsive(node, None),
-            ):
-                await self._handle(attempt, ev.PrefillStarted(node.info.name, nonce))
-                async for event in call:
-                    await self._handle(attempt, event)
-                    if isinstance(event, _OUTPUTS) and not self._sink.has_room:
-                        await self._wait_for_reader()
-                    if isinstance(event, m.PrefillDone):
-                        if nonce is not None:
-                            attempt.spawn(self._fail_unless_landed(attempt, node, nonce))
-                        return
-            raise NodeLost(node.info.name, "ended the call before the prefill was done")
-        except NodeError as error:
-            await self._handle(attempt, ev.PrefillFailed(nonce, self._search.call_failed(node, error)))
-
-    async def _prefill_placement(self, attempt: Attempt) -> Placement | None:
-        """The attempt's plan; for a repeated prefill, or if its node is gone meanwhile, another one for the node that
-        waits for it. None: nobody can send to that one."""
-        placement, attempt.placement = attempt.placement, None
-        if placement is not None and self._search.may_still(placement.prefill):
-            return placement
-        receiver = attempt.decode_node
-        if receiver is None:
-            return None
-        is_suspect = self.life.failures.is_suspect
-        return await self._search.place_prefill(attempt.request, receiver, is_suspect=is_suspect)
 
     # ------------------------------------------------------------ moves
 
@@ -315,21 +234,17 @@ class RequestDriver:
         if receiver is None or not self._search.may_still(receiver):
             await self._handle(sender, ev.NoReceiver())
             return
-        whole = self.life.request_so_far
+        whole = self.life.shown.request_so_far
         request = replace(sender.request, tokens=whole.tokens[:-1], sampling=whole.sampling)
         attempt = self._attempt = Attempt(request)
         start = m.Start(request, is_handed_over=True)
-        sender.succeeded_by(attempt, self._run(attempt, self._decode(attempt, receiver, start)))
+        sender.succeeded_by(attempt, self._run(attempt, self._calls.decode(attempt, receiver, start)))
         attempt.spawn(self._stay_unless_reserved(attempt))
 
     async def _stay_unless_reserved(self, attempt: Attempt) -> None:
         await asyncio.sleep(RESERVE_TIMEOUT_S)
         if attempt is self._attempt:
             await self._handle(attempt, ev.NoReceiver())
-
-    def _watch_landing(self, attempt: Attempt, sender: NodeEntry) -> None:
-        if isinstance(self.life.state, Moving):
-            attempt.spawn(self._fail_unless_landed(attempt, sender, self.life.state.nonce))
 
     async def _stay(self, attempt: Attempt) -> None:
         """Goes on at the sender of a move that has found no receiver."""
@@ -347,23 +262,6 @@ class RequestDriver:
         if self._attempt is not None:
             self._attempt.sender_done()
         move.settle(life)
-
-    async def _fail_unless_landed(self, attempt: Attempt, node: NodeEntry, nonce: int) -> None:
-        """Repeats a prefill whose transfer has not landed in time. A message that the network damaged may fail its
-        authentication: the decode node drops it silently and would wait until the session's own, later deadline."""
-        timeout_s = self._context.config.landing_timeout_s
-        await asyncio.sleep(timeout_s)
-        lost = NodeError(node.info.name, f"its transfer did not land within {timeout_s:g} s (landing_timeout_s)")
-        await self._handle(attempt, ev.PrefillFailed(nonce, lost))
-
-    async def _wait_for_reader(self) -> None:
-        """Reads no more of a node's stream while the client has too much to read: gRPC's flow control then reaches the
-        node. Only after an event with output, for the others are steps of a transfer, whose clock runs."""
-        self._context.metrics.reader_fell_behind()
-        await self._sink.room()
-
-    def _remaining_s(self) -> float:
-        return max(self._deadline_s - self._now_s(), 0.001)
 
     # ------------------------------------------------------------ events and instructions
 
@@ -393,7 +291,7 @@ class RequestDriver:
             case ev.ShowPrompt():
                 self._sink.put(instruction)
             case ev.StartPrefill(reservation, first_token):
-                attempt.prefill = attempt.spawn(self._prefill(attempt, reservation, first_token))
+                attempt.prefill = attempt.spawn(self._calls.prefill(attempt, reservation, first_token))
             case ev.SendRenew(failed_nonce):
                 attempt.cancel_prefill()
                 if attempt.prefill_node is not None:

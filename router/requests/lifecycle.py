@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeAlias, assert_never
 
-from headrace.request import FinishReason, PromptLogprobs, Request, Token
+from headrace.request import FinishReason, PromptLogprobs, Request
 from headrace.wire import messages as m
 from headrace.wire.errors import NodeBusy, NodeError, NodeLost, RequestRefused
 from headrace.wire.node_messages import Role
@@ -42,7 +42,9 @@ from router.requests.events import (
     StopFound,
 )
 from router.requests.failures import Failures
+from router.requests.prefill_repair import awaits_prefill, renewal
 from router.requests.report import RequestReport
+from router.requests.shown_output import ShownOutput
 from router.requests.states import (
     AwaitingFirstToken,
     AwaitingRenewal,
@@ -70,8 +72,7 @@ class RequestLifecycle:
     An *attempt* is one decode call with its prefill calls, or one prefill call alone. Events of an attempt that was
     given up must not be passed on to `on`: the driver leaves its calls first.
 
-    token_gap_s   asked for between tokens; None: any. Within one the prefill node's token is shown with the decode
-                  node's first: the hand-over and the end of a step lie between both, more than most gaps allow
+    token_gap_s   asked for between tokens; None: any
     """
 
     def __init__(self, request: Request, *, max_attempts: int, now_s: float, token_gap_s: float | None = None) -> None:
@@ -79,14 +80,13 @@ class RequestLifecycle:
         self.state: RequestState = Queued()
         self.entered_s: dict[RequestPhase, float] = {self.phase: now_s}
         self.report = RequestReport()
-        self.generated: list[int] = []
+        # Within a gap the prefill node's token is not shown alone: the hand-over and the end of a step lie between it
+        # and the decode node's first one, more than most gaps allow.
+        self.shown = ShownOutput(request, first_may_stand_alone=token_gap_s is None)
         self.failures = Failures()
-        self._num_scored = 0
         self._is_prefilling = False  # the present prefill node computes the prompt
         self._has_decoded = False  # the present decode node has sent a token
         self._max_attempts = max_attempts
-        self._may_stand_alone = token_gap_s is None  # the prefill node's token
-        self._held_first: tuple[Token, ...] = ()  # it, while it waits for the decode node's
 
     @property
     def phase(self) -> RequestPhase:
@@ -119,18 +119,15 @@ class RequestLifecycle:
         return self.request.sampling.max_tokens > 1
 
     @property
-    def request_so_far(self) -> Request:
-        """The request for the next attempt: the tokens shown so far follow the prompt."""
-        sampling = self.request.sampling
-        if self._num_scored == self.request.num_prompt_tokens:
-            sampling = replace(sampling, prompt_logprobs=None)
-        return replace(self.request, tokens=self.request.tokens.followed_by(self.generated), sampling=sampling)
+    def generated(self) -> list[int]:
+        """Ids of the answer's tokens so far, as the client has been shown them."""
+        return self.shown.generated
 
     def on(self, event: Event, now_s: float) -> list[Instruction]:
         """Enters the next state and returns what to do; raises IllegalEvent."""
         self.state, instructions = self._next(event)
-        if self._held_first and not (isinstance(self.state, Moving) or self.state == Decoding()):
-            instructions = [self._show(()), *instructions]  # the decode node's first token will not come
+        if self.shown.held_first and not (isinstance(self.state, Moving) or self.state == Decoding()):
+            instructions = [self.shown.show(()), *instructions]  # the decode node's first token will not come
         self.entered_s.setdefault(self.phase, now_s)
         return instructions
 
@@ -228,34 +225,30 @@ class RequestLifecycle:
         token, finish = event.token, event.finish
         match self.state:
             case Prefilling() | AwaitingFirstToken() if finish is not None:
-                return self._complete(finish, self._show((token,)))
+                return self._complete(finish, self.shown.show((token,)))
             case Prefilling(nonce):
-                return Moving(nonce, token.id), self._show_or_hold(token)
+                return Moving(nonce, token.id), [*self.shown.show_or_hold(token)]
             case AwaitingFirstToken(held=(), is_decoded=False):
-                return Decoding(), self._show_or_hold(token)
+                return Decoding(), [*self.shown.show_or_hold(token)]
             case AwaitingFirstToken(_, held, held_finish, is_decoded):
-                shown = [self._show((token,))]
+                shown = [self.shown.show((token,))]
                 if held:
-                    shown.append(self._show(held))
+                    shown.append(self.shown.show(held))
                 if is_decoded and held_finish is not None:
                     return self._complete(held_finish, *shown)
                 return Decoding(held_finish), [*shown]
             case PrefillingAlone(None) if self.request.sampling.max_tokens > 0:
-                return PrefillingAlone(finish or FinishReason.LENGTH), [self._show((token,))]
+                return PrefillingAlone(finish or FinishReason.LENGTH), [self.shown.show((token,))]
             case PrefillingAlone() | Moving() | Decoding():
                 return self.state, []  # not wanted, or shown before: a repeated prefill samples the same token
             case _:
                 raise self._illegal(event)
 
     def _on_prompt_logprobs(self, event: PromptLogprobs) -> Transition:
-        """Shows what an earlier attempt, which broke off, has not shown. The first part shows the first token, too."""
-        if event.start > max(self._num_scored, 1):
+        if self.shown.has_gap_before(event):
             raise self._illegal(event)
-        if event.end <= self._num_scored:
-            return self.state, []
-        new = event.between(max(event.start, self._num_scored), event.end)
-        self._num_scored = event.end
-        return self.state, [ShowPrompt(new)]
+        new = self.shown.new_scores(event)
+        return self.state, [] if new is None else [ShowPrompt(new)]
 
     def _on_prefill_done(self, event: m.PrefillDone) -> Transition:
         if isinstance(self.state, Queued | Migrating | PrefillingLocally):
@@ -288,9 +281,9 @@ class RequestLifecycle:
             case Decoding(is_stopped=True):
                 return self.state, []
             case Decoding(is_halting=is_halting):
-                return Decoding(event.finish, is_halting=is_halting), [self._show(event.tokens)]
+                return Decoding(event.finish, is_halting=is_halting), [self.shown.show(event.tokens)]
             case PrefillingLocally():
-                return Decoding(event.finish), [self._show(event.tokens)]
+                return Decoding(event.finish), [self.shown.show(event.tokens)]
             case AwaitingFirstToken(_, held):
                 return replace(self.state, held=(*held, *event.tokens), finish=event.finish), []
             case _:
@@ -321,14 +314,7 @@ class RequestLifecycle:
 
     def _on_prefill_failed(self, nonce: int | None, cause: NodeError | None) -> Transition:
         """Repairs a prefill that failed, once: both nodes may report the failure. `cause` None: no node is left."""
-        match self.state:
-            case Reserved(current) | Prefilling(current) | Moving(current) | AwaitingFirstToken(current):
-                is_current = nonce == current
-            case Queued() | Migrating() | PrefillingAlone():
-                is_current = nonce is None
-            case _:
-                is_current = False
-        if not is_current:
+        if not awaits_prefill(self.state, nonce):
             return self.state, []  # repaired already, or the transfer has landed
         if isinstance(cause, RequestRefused):
             return self._fail(from_node(cause))
@@ -343,13 +329,9 @@ class RequestLifecycle:
             return self._start_over()
         if self.failures.await_judgement:
             return self._start_over()
-        match self.state:
-            case Reserved(_, first_token) | Moving(_, first_token) if nonce is not None and cause is not None:
-                return AwaitingRenewal(first_token, self.phase), [SendRenew(nonce)]
-            case Prefilling() if nonce is not None and cause is not None:
-                return AwaitingRenewal(None, self.phase), [SendRenew(nonce)]
-            case _:  # no reservation to renew, nobody to prefill for it, or it has landed and the first token is lost
-                return self._start_over()
+        if nonce is None or cause is None or (renewing := renewal(self.state)) is None:
+            return self._start_over()
+        return renewing, [SendRenew(nonce)]
 
     def _on_decode_lost(self, cause: NodeError) -> Transition:
         if isinstance(self.state, Relocating):
@@ -407,19 +389,6 @@ class RequestLifecycle:
 
     def _start_over(self) -> Transition:
         return Queued() if isinstance(self.state, Queued) else Migrating(), [StartOver()]
-
-    def _show_or_hold(self, token: Token) -> list[Instruction]:
-        if self._may_stand_alone:
-            return [self._show((token,))]
-        self._held_first = (token,)
-        return []
-
-    def _show(self, tokens: tuple[Token, ...]) -> Show:
-        """These tokens, behind the one that was held back."""
-        if self._held_first:
-            tokens, self._held_first = (*self._held_first, *tokens), ()
-        self.generated.extend(token.id for token in tokens)
-        return Show(tokens)
 
     def _complete(self, finish: FinishReason, *shown: Show) -> Transition:
         return Completed(finish), [*shown, FinishRequest(finish)]

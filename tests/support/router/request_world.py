@@ -89,13 +89,14 @@ class RequestWorld:
     def key(self) -> Hashable:
         life = self.life
         state = type(life.state).__name__ if isinstance(life.state, Failed) else life.state
-        told = (life.failures, life._is_prefilling, life._has_decoded, life._held_first)
+        told = (life.failures, life._is_prefilling, life._has_decoded, life.shown.held_first)
         return state, told, self.shown, self.attempt, self.mishaps, self.has_stopped, self.num_nonces, self.ended
 
     def after(self, action: tuple) -> Self:
         world = copy.copy(self)
         world.life = copy.copy(self.life)
-        world.life.generated = list(self.life.generated)
+        world.life.shown = copy.copy(self.life.shown)
+        world.life.shown.generated = list(self.life.generated)
         world.life.report = copy.copy(self.life.report)
         name, *arguments = action
         getattr(world, name)(*arguments)

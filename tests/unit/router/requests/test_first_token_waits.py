@@ -71,7 +71,7 @@ def test_without_a_decode_node_nothing_is_awaited():
 def test_whatever_fails_meanwhile_shows_it_first(failure: ev.Event, instruction: ev.Instruction):
     request = moving(GAP_S)
     assert request.on(failure, 1.0) == [Show((A,)), instruction]
-    assert request.request_so_far.tokens[-1] == 7
+    assert request.shown.request_so_far.tokens[-1] == 7
 
 
 def test_a_token_that_a_failure_has_shown_is_not_shown_again():

@@ -138,11 +138,11 @@ def test_prompt_logprobs_are_shown_once_and_not_asked_for_again():
     request = prefilling(prompt_logprobs=1)
     assert len(request.on(scores(1, 16), 1.0)) == 1
     after(request, DecodeLost(NodeLost("d0", "gone")), DecodeStarted("d1"), reservation(2), PrefillStarted("p0", 2))
-    assert request.request_so_far.sampling.prompt_logprobs == 1
+    assert request.shown.request_so_far.sampling.prompt_logprobs == 1
     assert request.on(scores(1, 10), 2.0) == []
     assert request.on(scores(10, 30), 2.0) == [ShowPrompt(scores(16, 30))]
     assert request.on(scores(30, 40), 2.0) == [ShowPrompt(scores(30, 40))]
-    assert request.request_so_far.sampling.prompt_logprobs is None
+    assert request.shown.request_so_far.sampling.prompt_logprobs is None
 
 
 def test_prompt_logprobs_with_a_gap_are_no_event_of_the_protocol():
@@ -202,7 +202,7 @@ def test_a_prefill_node_without_room_has_the_reservation_given_back_and_uses_no_
 def test_without_room_on_a_prefill_node_the_shown_token_is_not_computed_again():
     request = moving()
     assert request.on(PrefillFailed(1, NodeBusy("p0", "full")), 1.0) == [StartOver()]
-    assert request.request_so_far.tokens[-1] == 7
+    assert request.shown.request_so_far.tokens[-1] == 7
     after(request, DecodeStarted("d1"), reservation(2), PrefillStarted("p1", 2))
     assert request.on(m.FirstToken(B), 3.0) == [Show((B,))]
 
@@ -248,8 +248,8 @@ def test_a_lost_decode_node_migrates_prompt_and_tokens():
     request = after(decoding(), m.Tokens((B,)))
     assert request.on(DecodeLost(NodeLost("d0", "gone")), 1.0) == [StartOver()]
     assert request.phase is RequestPhase.MIGRATING
-    assert request.request_so_far.tokens == TokenArray.of((*range(40), 7, 8))
-    assert request.request_so_far.num_prompt_tokens == 40
+    assert request.shown.request_so_far.tokens == TokenArray.of((*range(40), 7, 8))
+    assert request.shown.request_so_far.num_prompt_tokens == 40
     after(request, DecodeStarted("d1"), reservation(5), PrefillStarted("p0", 5))
     assert request.on(m.FirstToken(C), 2.0) == [Show((C,))]
     after(request, LANDED, DECODED)

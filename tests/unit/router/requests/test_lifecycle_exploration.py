@@ -59,7 +59,7 @@ def test_a_single_token_without_a_decode_node() -> None:
 class ShowsWhatOvertakesTheFirstToken(RequestLifecycle):
     def _on_tokens(self, event):
         if isinstance(self.state, AwaitingFirstToken):
-            return self.state, [self._show(event.tokens)]
+            return self.state, [self.shown.show(event.tokens)]
         return super()._on_tokens(event)
 
 
@@ -83,16 +83,16 @@ class EndsWithEveryReport(RequestLifecycle):
 
 class LosesTheTokenItHeldBack(RequestLifecycle):
     def _on_prefill_failed(self, nonce, cause):
-        self._held_first = ()
+        self.shown.held_first = ()
         return super()._on_prefill_failed(nonce, cause)
 
 
 class ShowsTheHeldTokenAloneAndWithTheNext(RequestLifecycle):
     def _on_landed(self, event):
         state, instructions = super()._on_landed(event)
-        held = self._held_first
-        shown = [self._show(())] if held else []
-        self._held_first = held
+        held = self.shown.held_first
+        shown = [self.shown.show(())] if held else []
+        self.shown.held_first = held
         return state, [*instructions, *shown]
 
 

@@ -47,7 +47,7 @@ def test_stages_follow_each_other_from_the_arrival_to_the_end(
 def test_a_trace_tells_sizes_and_nodes_and_no_content():
     life = life_with({**REMOTE})
     life.report.prefill_node, life.report.decode_node = "p0", "d0"
-    life.generated = [7, 8, 9]
+    life.shown.generated = [7, 8, 9]
     outcome = outcome_of(life, "little")
     assert [dict(stage.attributes) for stage in outcome.stages] == [
         {}, {"headrace.node": "p0"}, {}, {"headrace.node": "d0"}
