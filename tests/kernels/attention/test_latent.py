@@ -14,7 +14,7 @@ from headrace.kernels.attention.latent import (
     store_latents_triton,
 )
 from headrace.kernels.attention.latent_paged import attend_latents_triton, latent_tile
-from headrace.kernels.attention.paged_attention import DenseContexts, PagedDecode, PagedPrefill
+from headrace.kernels.attention.paged_attention import DenseChunks, DenseContexts, PagedDecode, PagedPrefill
 from headrace.kernels.attention.prefill import PagedChunks
 from tests.kernels.attention.paged import BLOCK, BOUND, DEVICE, needs_gpu
 from tests.kernels.naive import NAN, naive_attention
@@ -82,7 +82,8 @@ def test_prompts_expand_the_latents_of_their_context():
     latents = Latents([end for _, end in SPANS], H=3, R=24, S=8)
     q = latents.queries(sum(LENGTHS))
     own = torch.cat([each[start:] for each, start in zip(latents.latents, STARTS, strict=True)])
-    batch = PagedPrefill.build(LENGTHS, STARTS, latents.blocks, BLOCK, torch.device("cpu"))
+    chunks = DenseChunks.build(LENGTHS, STARTS, latents.blocks, BLOCK, DEVICE)
+    batch = PagedPrefill(tuple(LENGTHS), chunks, tuple(STARTS))
     latents.check(latent_prefill(q, own, latents.pool, latents.heads, SCALE, batch), q, LENGTHS)
 
 
@@ -101,7 +102,7 @@ def test_long_prompts_expand_them_on_a_gpu_too(values_at_once: int, monkeypatch)
 def test_decodes_attend_to_latents_themselves():
     latents = Latents([1, 16, 40], H=3, R=24, S=8)
     q = latents.queries(3)
-    contexts = DenseContexts.build([1, 16, 40], latents.blocks, BLOCK, torch.device("cpu"))
+    contexts = DenseContexts.build([1, 16, 40], latents.blocks, BLOCK, DEVICE)
     latents.check(latent_decode(q, latents.pool, latents.heads, SCALE, PagedDecode(3, contexts)), q, [1, 1, 1])
 
 

@@ -15,9 +15,12 @@ if DEVICE.type == "cuda":
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
 
-def slice_of_projection(rows: int, width: int, dtype: torch.dtype) -> Tensor:
-    """Columns of a wider tensor, which is NaN around them."""
-    wide = torch.full((rows, width + 11), NAN, dtype=dtype, device=DEVICE)
+def slice_of_projection(rows: int, width: int, dtype: torch.dtype, behind: int = 3) -> Tensor:
+    """Columns of a wider tensor, which is NaN in 8 columns before them and in `behind` ones.
+
+    The stride is odd where the width is even. With behind=8 it is a multiple of 16 where the width is one: what copies
+    of 16 bytes need."""
+    wide = torch.full((rows, 8 + width + behind), NAN, dtype=dtype, device=DEVICE)
     wide[:, 8 : 8 + width] = torch.randn(rows, width, device=DEVICE)
     return wide[:, 8 : 8 + width]
 

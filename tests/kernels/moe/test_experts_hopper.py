@@ -8,9 +8,9 @@ from torch import Tensor
 
 from headrace.kernels.dense.fp8 import quantise_matrix
 from headrace.kernels.lib.dispatch import runs_hopper
-from headrace.kernels.moe import experts
+from headrace.kernels.moe import experts, experts_hopper
 from headrace.kernels.moe.experts import Fp8Experts, moe_experts, moe_experts_torch, rows_of
-from headrace.kernels.moe.experts_hopper import moe_experts_hopper
+from headrace.kernels.moe.experts_hopper import fits_hopper, moe_experts_hopper
 from headrace.kernels.moe.grouped_linear_hopper import Operand
 from headrace.kernels.moe.outputs import sum_outputs
 from tests.kernels.dense.fp8_matrices import assert_rounded_as_fp8
@@ -23,6 +23,9 @@ needs_hopper = pytest.mark.skipif(
 )
 
 
+SIZES = [(3, 1, 64, 64), (17, 6, 192, 320), (66, 10, 576, 208)]
+
+
 def operands(
     rows: int, E: int, k: int, D: int, inner: int, has_gate: bool = True, dtype: torch.dtype = torch.bfloat16
 ) -> tuple[Tensor, ...]:
@@ -31,7 +34,7 @@ def operands(
     down = (torch.randn(E, D, inner, device=DEVICE) * inner**-0.5).to(dtype)
     up[-1] = down[-1] = NAN
     expert = torch.rand(rows, E - 1, device=DEVICE).argsort(-1)[:, :k].int()
-    return slice_of_projection(rows, D, dtype), expert, torch.rand(rows, k, device=DEVICE), up, down
+    return slice_of_projection(rows, D, dtype, behind=8), expert, torch.rand(rows, k, device=DEVICE), up, down
 
 
 def check(y: Tensor, x: Tensor, expert: Tensor, weight: Tensor, up: Tensor, down: Tensor) -> None:
@@ -48,7 +51,7 @@ def on_hopper(x: Tensor, expert: Tensor, weight: Tensor, up: Tensor, down: Tenso
 @pytest.mark.parametrize("has_gate", [True, False])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("rows", [1, 63, 65, 129, 1000])
-@pytest.mark.parametrize(("E", "k", "D", "inner"), [(3, 1, 64, 64), (17, 6, 192, 320), (66, 10, 576, 208)])
+@pytest.mark.parametrize(("E", "k", "D", "inner"), SIZES)
 def test_any_number_of_rows(rows: int, E: int, k: int, D: int, inner: int, dtype: torch.dtype, has_gate: bool):
     given = operands(rows, E, k, D, inner, has_gate, dtype)
     check(on_hopper(*given), *given)
@@ -86,6 +89,16 @@ def test_experts_of_many_rows_take_it(monkeypatch):
     given = operands(100, 9, 2, 256, 128)
     check(sum_outputs(moe_experts(*given)), *given)
     assert hopper.call_count == 1
+
+
+@pytest.mark.parametrize(("E", "k", "D", "inner"), SIZES)
+def test_the_operands_above_keep_its_contract(E: int, k: int, D: int, inner: int, monkeypatch):
+    """Shown without a GPU, too: tests that no run here reaches could go on with operands that it has come to refuse."""
+    monkeypatch.setattr(experts_hopper, "runs_hopper", lambda x: True)
+    x, _, _, *matrices = operands(65, E, k, D, inner)
+    up, down = map(Operand, matrices)
+    assert fits_hopper(x, up, down)
+    assert not fits_hopper(slice_of_projection(65, D, x.dtype), up, down)
 
 
 def test_it_compiles_for_an_h200_without_spills():
