@@ -1,6 +1,6 @@
 """A prefill engine and a decode engine driven together as their nodes drive them, in one thread."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -8,7 +8,8 @@ from headrace.cache.hits import ReceiveState
 from headrace.engine.build import BuiltEngine
 from headrace.engine.sequence import Admitted, Finished, Sampled
 from headrace.request import FinishReason, Request
-from tests.support.engine.driving import Run, resume_locally, submit
+from headrace.token_array import TokenArray
+from tests.support.engine.driving import Run, resume_locally, run_all, submit
 
 
 @dataclass
@@ -103,3 +104,23 @@ def _drain(run: Run) -> list:
     events = run.events[:]
     run.events.clear()
     return events
+
+
+def answer_with_a_move(here: BuiltEngine, there: BuiltEngine, asked: Request, num_steps: int) -> list[int]:
+    """The tokens of an answer that moves after so many steps: its context to the other engine, which goes on."""
+    first = submit(here, asked)
+    for _ in range(num_steps):
+        here.engine.admit()
+        here.engine.step()
+    here.engine.halt(first.sequence)
+    *tokens, newest = first.sequence.tokens
+    max_new = len(asked.tokens) + asked.sampling.max_tokens - len(tokens)
+    continued = replace(asked, tokens=TokenArray.of(tokens))
+    second = submit(there, continued, hit_policy=lambda hit: ReceiveState(), max_new=max_new)
+    there.engine.admit()
+    move(here, first, there, second)
+    here.engine.release(first.sequence)
+    there.engine.run_decode(second.sequence, newest)
+    run_all(there)
+    there.engine.release(second.sequence)
+    return first.tokens + second.tokens

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from headrace.cache.hits import ReceiveState
 from headrace.config import ConfigError
 from headrace.engine.build import BuiltEngine
 from headrace.engine.runner import ModelRunner
@@ -17,22 +16,19 @@ from headrace.grammar import regex_grammar
 from headrace.models.mtp import MtpLayer
 from headrace.request import Request, Sampling
 from headrace.speculation.config import SpeculationConfig
-from headrace.token_array import TokenArray
 from tests.support.engine.drafters import MTP_DRAFTS, ROOMY, mtp_engine_of
 from tests.support.engine.driving import (
     GREEDY,
-    Run,
     assert_nothing_in_use,
     generate,
     request,
-    run_all,
     serve,
     small_engine,
     submit,
 )
 from tests.support.engine.mtp_checkpoints import add_mtp, train_mtp
 from tests.support.engine.oracle import random_prompt
-from tests.support.node.engine_pair import EnginePair, move
+from tests.support.node.engine_pair import EnginePair, answer_with_a_move
 
 PLAIN = replace(GREEDY, max_tokens=40)
 # Of three tokens: which one comes next is not to be seen from the newest alone, but from the vector and the entries.
@@ -236,22 +232,8 @@ def test_as_many_drafts_are_right_behind_a_hit(trained) -> None:
 def test_as_many_drafts_are_right_after_a_move(num_steps: int, trained) -> None:
     known = trained("qwen35_moe")
     here, there = (small_engine(known.path, speculation=MTP) for _ in range(2))
-    first = submit(here, request(KNOWN, ANSWER))
-    for _ in range(num_steps):
-        here.engine.admit()
-        here.engine.step()
-    here.engine.halt(first.sequence)
-    *tokens, newest = first.sequence.tokens
-    asked = replace(request(KNOWN, ANSWER), tokens=TokenArray.of(tokens))
-    max_new = len(KNOWN) + 40 - len(tokens)
-    second: Run = submit(there, asked, hit_policy=lambda hit: ReceiveState(), max_new=max_new)
-    there.engine.admit()
-    move(here, first, there, second)
-    here.engine.release(first.sequence)
-    there.engine.run_decode(second.sequence, newest)
-    run_all(there)
-    there.engine.release(second.sequence)
-    assert first.tokens + second.tokens == known.answer
+    tokens = answer_with_a_move(here, there, request(KNOWN, ANSWER), num_steps)
+    assert tokens == known.answer
     both = [sum(counts) for counts in zip(drafts(here), drafts(there), strict=True)]
     assert tuple(both) == locally(known.path)
 

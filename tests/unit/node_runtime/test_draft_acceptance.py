@@ -1,5 +1,6 @@
-"""Drafts of the shipped MTP layer are right as often behind any state: computed, handed over, resumed or fetched."""
+"""Drafts of the shipped MTP layer are right as often behind any state: computed, handed over, resumed, fetched, moved."""
 
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -8,10 +9,13 @@ import pytest
 from tokenizers import Tokenizer
 
 from decode_node.config import LocalPrefillConfig
+from headrace.engine.build import build_engine
 from headrace.request import Request
 from headrace.speculation.config import SpeculationConfig
 from headrace.wire.messages import DecodeDone, DecodeReport, Start
-from tests.support.engine.driving import GREEDY, SMALL, request
+from tests.support.engine.drafters import num_drafted
+from tests.support.engine.driving import GREEDY, SMALL, generate, request
+from tests.support.node.engine_pair import answer_with_a_move
 from tests.support.node.linked_roles import TIMEOUT_S, Answer, Linked, linked
 from tiny_models.recall import held_out_questions, raw_question
 
@@ -83,3 +87,21 @@ async def test_acceptance_is_the_same_on_every_way():
     assert abs(acceptance(handed_over) - expected) <= 0.01
     assert abs(acceptance(resumed) - expected_second) <= 0.01
     assert abs(acceptance(fetched) - expected_second) <= 0.01
+
+
+@pytest.mark.parametrize("num_steps", [2, 5, 9])
+def test_acceptance_is_the_same_after_a_migration(num_steps: int) -> None:
+    """All answers move in the middle, after so many steps; drafts of both engines count."""
+    tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+    questions = held_out_questions(NUM_QUESTIONS, seed=7, encode=lambda text: tokenizer.encode(text).ids)
+    prompts = [tokenizer.encode(question.prompt_text).ids for question in questions]
+    alone, here, there = (build_engine(str(MODEL), ENGINE, time.monotonic) for _ in range(3))
+    for prompt in prompts:
+        answer = generate(alone, request(prompt, ANSWER)).tokens
+        assert answer_with_a_move(here, there, request(prompt, ANSWER), num_steps) == answer
+    local = num_drafted(alone)
+    before, after = num_drafted(here), num_drafted(there)
+    print(f"\nof (drafted, accepted) alone {local}, before the move {before}, behind it {after}")
+    assert before[0] > 0 and after[0] > 0
+    drafted, accepted = before[0] + after[0], before[1] + after[1]
+    assert abs(accepted / drafted - local[1] / local[0]) <= 0.01
