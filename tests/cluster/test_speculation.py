@@ -54,21 +54,23 @@ def with_trained_mtp(checkpoint: Path, family: str, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("family", "drafter", "count"),
+    ("family", "drafter", "count", "each"),
     [
-        ("granite", "ngram", "fixed"),
-        ("qwen35", "suffix", "auto"),
-        ("qwen35_moe", "mtp", "fixed"),
-        ("nemotron_h_moe", "mtp", "fixed"),
+        ("granite", "ngram", "fixed", 1),
+        ("granite_moe", "ngram", "fixed", 2),
+        ("qwen35", "suffix", "auto", 1),
+        ("qwen35", "suffix", "fixed", 2),
+        ("qwen35_moe", "mtp", "fixed", 2),
+        ("nemotron_h_moe", "mtp", "fixed", 2),
     ],
 )
 async def test_a_chat_of_five_turns_is_the_same_with_drafts(
-    family: str, drafter: str, count: str, tiny_checkpoint, tmp_path: Path
+    family: str, drafter: str, count: str, each: int, tiny_checkpoint, tmp_path: Path
 ) -> None:
+    """`each`: nodes of each role."""
     checkpoint = tiny_checkpoint(family)
     if drafter == MTP:
         checkpoint = with_trained_mtp(checkpoint, family, tmp_path)
-    each = 2 if drafter == MTP else 1  # nodes of each role
     chats, settings = [], (SpeculationConfig(), SpeculationConfig(drafter, count, 4))
     for number, speculation in enumerate(settings):
         folder = tmp_path / str(number)
