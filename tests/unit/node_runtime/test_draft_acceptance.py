@@ -1,4 +1,4 @@
-"""Drafts of the shipped MTP layer are right as often behind any state: computed, handed over, resumed, fetched, moved."""
+"""Drafts of the shipped MTP layer are right as often computed, handed over, resumed, fetched or moved."""
 
 import time
 from collections.abc import AsyncIterator
