@@ -6,9 +6,10 @@ import torch
 
 from headrace.cache.hits import ReceiveState
 from headrace.engine.build import BuiltEngine
-from headrace.engine.sequence import Admitted, Finished, Sampled
+from headrace.engine.sequence import Admitted, Finished, Halted, Sampled
 from headrace.request import FinishReason, Request
 from headrace.token_array import TokenArray
+from tests.support.engine.drafters import steps
 from tests.support.engine.driving import Run, resume_locally, run_all, submit
 
 
@@ -109,10 +110,9 @@ def _drain(run: Run) -> list:
 def answer_with_a_move(here: BuiltEngine, there: BuiltEngine, asked: Request, num_steps: int) -> list[int]:
     """The tokens of an answer that moves after so many steps: its context to the other engine, which goes on."""
     first = submit(here, asked)
-    for _ in range(num_steps):
-        here.engine.admit()
-        here.engine.step()
+    steps(here, num_steps)
     here.engine.halt(first.sequence)
+    assert any(isinstance(event, Halted) for event in first.events)
     *tokens, newest = first.sequence.tokens
     max_new = len(asked.tokens) + asked.sampling.max_tokens - len(tokens)
     continued = replace(asked, tokens=TokenArray.of(tokens))

@@ -5,11 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cache.hits import ReceiveState
 from headrace.engine.build import BuiltEngine
 from headrace.engine.sequence import Halted, Sampled
 from headrace.request import Request, Sampling
-from headrace.token_array import TokenArray
 from tests.support.engine.drafters import (
     DRAFTERS,
     always_right,
@@ -28,13 +26,12 @@ from tests.support.engine.driving import (
     fail_launches,
     generate,
     request,
-    run_all,
     serve,
     small_engine,
     submit,
 )
 from tests.support.engine.oracle import random_prompt
-from tests.support.node.engine_pair import move
+from tests.support.node.engine_pair import answer_with_a_move
 
 ANSWER = replace(GREEDY, max_tokens=40)
 RANDOM = Sampling(max_tokens=40, seed=7, temperature=0.9, top_p=0.95, ignore_eos=True)
@@ -90,20 +87,7 @@ def test_a_halted_request_goes_on_in_another_engine(drafter, num_steps: int, tin
     path, prompt = tiny_checkpoint("qwen35"), random_prompt(40)
     whole = generate(small_engine(path), request(prompt, PENALISED)).tokens
     here, there = (drafting_engine(path, drafter([*prompt, *whole]), overlap=True) for _ in range(2))
-    first = submit(here, request(prompt, PENALISED))
-    steps(here, num_steps)
-    here.engine.halt(first.sequence)
-    assert any(isinstance(event, Halted) for event in first.events)
-    *tokens, newest = first.sequence.tokens
-    asked = replace(request(prompt, PENALISED), tokens=TokenArray.of(tokens))
-    second = submit(there, asked, hit_policy=lambda hit: ReceiveState(), max_new=40 - len(tokens) + len(prompt))
-    there.engine.admit()
-    move(here, first, there, second)
-    here.engine.release(first.sequence)
-    there.engine.run_decode(second.sequence, newest)
-    run_all(there)
-    there.engine.release(second.sequence)
-    assert first.tokens + second.tokens == whole
+    assert answer_with_a_move(here, there, request(prompt, PENALISED), num_steps) == whole
     for built in (here, there):
         assert_nothing_in_use(built)
 
