@@ -58,5 +58,7 @@ async def test_no_answer_is_wrong_and_everything_comes_back(
             assert percentile(row.known_s, 0.5) < DEADLINE_S + 1
         case "link cut and restored":
             assert row.slowest_known_s < CUT_S[1] - 1  # nobody waits until the network is back
+        case "decode nodes killed all the time":
+            assert row.migrated > row.right / 2
         case "message late":
             assert row.dropped >= rounds
