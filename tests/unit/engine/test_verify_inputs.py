@@ -116,7 +116,7 @@ def test_captured_passes_of_the_layer_draft_what_launched_ones_do(with_layer: Pa
     assert_same_memory(ours, plain)
 
 
-def test_a_setting_that_changes_captures_other_passes() -> None:
+def test_checks_are_captured_for_a_few_numbers_of_rows_and_sequences() -> None:
     """Rows of a sequence by the drafts that there may be, and numbers of sequences; logits bound their product."""
     assert checked_sizes(4, 1) == {2: [2, 4, 8]}
     assert checked_sizes(4, 2) == {2: [2, 4, 8], 3: [3, 6, 12]}
