@@ -161,8 +161,21 @@ def test_unknown_architecture_is_refused_with_the_supported_list(copy_of):
         ("granite", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ("granite", {"mamba_proj_bias": True}, "mamba_proj_bias=True"),
         ("granite", {"position_embedding_type": "alibi"}, "alibi"),
+        ("granite", {"attention_bias": True}, "attention_bias=True"),
+        ("granite", {"layer_types": ["mamba", "sliding_attention"]}, "sliding_attention"),
+        ("falcon_h1", {"attention_bias": True}, "attention_bias=True"),
+        ("falcon_h1", {"projectors_bias": True}, "projectors_bias=True"),
+        ("falcon_h1", {"mamba_rms_norm": True, "mamba_norm_before_gate": True}, "mamba_norm_before_gate"),
         ("jamba", {"mamba_proj_bias": True}, "mamba_proj_bias=True"),
+        ("jamba", {"sliding_window": 64}, "sliding_window=64"),
         ("jamba", {"mamba_inner_layernorms": False}, "mamba_inner_layernorms=False"),
+        ("kimi_linear", {"attention_bias": True}, "attention_bias=True"),
+        ("lfm2", {"conv_bias": True}, "conv_bias=True"),
+        ("lfm2_moe", {"conv_bias": True}, "conv_bias=True"),
+        ("nemotron_h", {"mlp_bias": True}, "mlp_bias=True"),
+        ("nemotron_h", {"sliding_window": 64}, "sliding_window=64"),
+        ("olmo_hybrid", {"attention_bias": True}, "attention_bias=True"),
+        ("qwen3_next", {"attention_bias": True}, "attention_bias=True"),
         ("qwen35", {"attention_bias": True}, "attention_bias=True"),
         ("qwen35", {"layer_types": ["linear_attention", "sliding_attention"]}, "sliding_attention"),
         (
@@ -177,6 +190,14 @@ def test_options_that_are_not_implemented_are_refused(name: str, fields: dict, m
     edit_config(path, **fields)
     with pytest.raises(UnsupportedModel, match=message):
         load_model(path)
+
+
+@pytest.mark.parametrize("kind", ["attention", "mamba"])
+def test_models_with_one_kind_of_layer_are_refused(kind: str, copy_of):
+    path = copy_of("granite")
+    edit_config(path, layer_types=[kind] * 4)
+    with pytest.raises(ModelError, match="only hybrids are supported, which have both"):
+        load_config(path)
 
 
 def test_missing_tensor_is_named(copy_of):
