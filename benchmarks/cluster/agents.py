@@ -13,6 +13,7 @@ import numpy as np
 
 from benchmarks.cluster.client import Answer, Client, fresh
 from benchmarks.router.workload import ChatShape
+from benchmarks.steady_part import SteadyPart
 
 PROCESSES = 12
 START_S = 5.0  # until all processes have started
@@ -42,14 +43,16 @@ class ChatRun:
     def figures(self) -> Figures:
         """Figures of the steady part: from the third round of chats until the last one begins."""
         begun_s = sorted(self.begun_s)
-        start_s, end_s = begun_s[min(2 * self.shape.at_once, len(begun_s) - 1)], begun_s[-1]
-        steady = [turn for turn in self.turns if start_s <= turn.ended_s <= end_s]
-        return Figures.of(steady, end_s - start_s)
+        return Figures.of(self.turns, SteadyPart(begun_s[min(2 * self.shape.at_once, len(begun_s) - 1)], begun_s[-1]))
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Times in seconds: p50 and p95 of first tokens, p50, p95 and p99 of gaps. `paths`: how many took which way."""
+    """Figures of the steady part. Times in seconds: p50 and p95 of first tokens, p50, p95 and p99 of gaps.
+
+    requests_per_s, cached_share   count each turn by its share of time in the steady part
+    the times, and paths           are those of the turns that ended in it; `paths`: how many took which way
+    """
 
     requests_per_s: float
     cached_share: float
@@ -59,18 +62,23 @@ class Figures:
     paths: dict[str, int]
 
     @classmethod
-    def of(cls, turns: Sequence[Turn], seconds: float) -> Figures:
-        """Raises ValueError when the steady part has no turn."""
-        if not turns:
+    def of(cls, turns: Sequence[Turn], part: SteadyPart) -> Figures:
+        """Raises ValueError when no turn ended in the steady part."""
+        ended = [turn for turn in turns if part.start_s <= turn.ended_s <= part.end_s]
+        if not ended or not part.seconds:
             raise ValueError("no turn ended in the steady part: let more chats follow")
-        num_prompt = sum(turn.prompt_tokens for turn in turns)
-        ways = [str(turn.answer.usage["headrace"]["path"]) for turn in turns]
+        shares = [part.share_of(turn.answer.sent_s, turn.ended_s) for turn in turns]
+        num_prompt, num_cached = (
+            sum(share * tokens for share, tokens in zip(shares, each, strict=True))
+            for each in ((t.prompt_tokens for t in turns), (t.answer.cached_tokens for t in turns))
+        )
+        ways = [str(turn.answer.usage["headrace"]["path"]) for turn in ended]
         return cls(
-            requests_per_s=len(turns) / seconds,
-            cached_share=sum(turn.answer.cached_tokens for turn in turns) / num_prompt,
-            first_turns_s=_percentiles([t.answer.first_token_s for t in turns if t.number == 0], 50, 95),
-            later_turns_s=_percentiles([t.answer.first_token_s for t in turns if t.number], 50, 95),
-            gaps_s=_percentiles([gap for t in turns for gap in t.answer.gaps_s], 50, 95, 99),
+            requests_per_s=sum(shares) / part.seconds,
+            cached_share=num_cached / num_prompt,
+            first_turns_s=_percentiles([t.answer.first_token_s for t in ended if t.number == 0], 50, 95),
+            later_turns_s=_percentiles([t.answer.first_token_s for t in ended if t.number], 50, 95),
+            gaps_s=_percentiles([gap for t in ended for gap in t.answer.gaps_s], 50, 95, 99),
             paths={way: ways.count(way) for way in sorted(set(ways))},
         )
 

@@ -37,6 +37,7 @@ class Percentiles:
 class Result:
     """A run's figures over the requests that ended in its steady part.
 
+    requests_per_s     counts each request by its share of time in the steady part, as `cached_share` does
     cached_share       of prompt tokens, those that no node had to compute
     foreseen_share     of requests, those whose cached tokens were predicted within a block
     first_of_short     first tokens of prompts of at most SHORT_TOKENS, and `first_of_long` of the others
@@ -65,8 +66,12 @@ class Result:
     @classmethod
     def of(cls, cluster: SimulatedCluster, cpu_s: float) -> Result:
         """The figures of a cluster that has run, which took `cpu_s` of this computer's time."""
-        start_s, end_s = cluster.workload.steady_part(cluster.events.now_s)
-        outcomes = [each for each in cluster.outcomes if start_s <= each.end_s <= end_s]
+        part = cluster.workload.steady_part(cluster.events.now_s)
+        all_served = [each for each in cluster.outcomes if each.plan is not None]
+        shares = np.array([part.share_of(each.arrival.at_s, each.end_s) for each in all_served])
+        num_prompt = shares @ np.array([each.arrival.num_tokens for each in all_served])
+        num_computed = shares @ np.array([each.computed_tokens for each in all_served])
+        outcomes = [each for each in cluster.outcomes if part.start_s <= each.end_s <= part.end_s]
         served = [each for each in outcomes if each.plan is not None]
         lengths = np.array([each.arrival.num_tokens for each in served])
         turns = np.array([each.arrival.turn for each in served])
@@ -76,13 +81,12 @@ class Result:
         all_gaps = np.concatenate([np.repeat(seconds, counts) for seconds, counts in of_requests] or [np.empty(0)])
         longest = iter([_mean_of_longest(*each) for each in of_requests])
         worst = np.array([next(longest) if each.arrival.answer_tokens > 1 else 0.0 for each in served])
-        num_prompt = sum(each.arrival.num_tokens for each in served) or 1
         block = cluster.arrangement.shape.block_size
         return cls(
             requests=len(served),
             refused=len(outcomes) - len(served),
-            requests_per_s=len(served) / max(end_s - start_s, 1e-9),
-            cached_share=1 - sum(each.computed_tokens for each in served) / num_prompt,
+            requests_per_s=float(shares.sum()) / max(part.seconds, 1e-9),
+            cached_share=1 - float(num_computed) / (float(num_prompt) or 1),
             foreseen_share=sum(each.misjudged_tokens < block for each in served) / max(len(served), 1),
             first=Percentiles.of(waits),
             first_of_short=Percentiles.of(waits[lengths <= SHORT_TOKENS]),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from benchmarks.steady_part import SteadyPart
 from headrace.cache.types import PrefixKey
 
 TRACE_BLOCK_TOKENS = 512
@@ -46,7 +47,7 @@ class Workload(Protocol):
         """The next request of whoever sent `ended`."""
         ...
 
-    def steady_part(self, end_s: float) -> tuple[float, float]:
+    def steady_part(self, end_s: float) -> SteadyPart:
         """The time to measure, of a run that ended at `end_s`: without a warm-up and a tail."""
         ...
 
@@ -85,8 +86,8 @@ class MooncakeTrace:
     def after(self, ended: Arrival, now_s: float) -> Arrival | None:
         return None
 
-    def steady_part(self, end_s: float) -> tuple[float, float]:
-        return 0.0, end_s
+    def steady_part(self, end_s: float) -> SteadyPart:
+        return SteadyPart(0.0, end_s)
 
 
 @dataclass(frozen=True)
@@ -134,10 +135,10 @@ class Chats:
         del self._keys[ended.chat]
         return self._first_turn(now_s)
 
-    def steady_part(self, end_s: float) -> tuple[float, float]:
+    def steady_part(self, end_s: float) -> SteadyPart:
         """From when twice as many chats have begun as run at once, until the last one has."""
         begun_s = self._begun_s
-        return begun_s[min(2 * self._shape.at_once, len(begun_s) - 1)], begun_s[-1]
+        return SteadyPart(begun_s[min(2 * self._shape.at_once, len(begun_s) - 1)], begun_s[-1])
 
     def _first_turn(self, now_s: float) -> Arrival | None:
         chat = len(self._begun_s)

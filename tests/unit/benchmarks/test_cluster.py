@@ -35,6 +35,20 @@ def test_chats_are_measured_from_the_third_round_until_the_last_one_begins() -> 
     assert figures.gaps_s == pytest.approx((0.5, 0.5, 0.5))
 
 
+def test_a_turn_counts_by_its_share_of_time_in_the_steady_part() -> None:
+    """Four agents whose turns take 4 s have one turn a second, wherever waves of turns stand at the edges."""
+    for shift_s in (0.0, 0.5, 3.5):
+        run = ChatRun(ChatShape(at_once=4, total=12), begun_s=[0.0] * 8 + [20.0 + shift_s] * 3 + [30.0])
+        run.turns = [turn(0, 4.0 * wave, 4.0 * wave + 3.5, 0) for wave in range(10) for _ in range(4)]
+        assert run.figures().requests_per_s == pytest.approx(1.0)
+
+
+def test_cached_tokens_of_a_turn_at_the_edge_count_by_the_same_share() -> None:
+    run = ChatRun(ChatShape(at_once=1, total=4), begun_s=[0.0, 0.0, 2.0, 10.0])
+    run.turns = [turn(0, 0.0, 3.5, 100), turn(0, 4.0, 9.5, 0)]  # half of the first, all of the second
+    assert run.figures().cached_share == pytest.approx(0.5 * 100 / 150)
+
+
 def test_a_run_too_short_to_be_steady_is_refused() -> None:
     run = ChatRun(ChatShape(at_once=2, total=2), begun_s=[0.0, 0.0], turns=[turn(0, 0.0, 1.0, 0)])
     with pytest.raises(ValueError, match="let more chats follow"):

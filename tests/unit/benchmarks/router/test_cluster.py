@@ -96,9 +96,21 @@ def test_a_faster_trace_comes_sooner(trace: Path) -> None:
 def test_a_steady_part_leaves_out_the_first_chats_and_the_last() -> None:
     cluster = SimulatedCluster(arrangement("2", shape(64, is_hybrid=True)), POLICIES["dynamo"], Chats(CHATS, 64))
     cluster.run()
-    start_s, end_s = cluster.workload.steady_part(cluster.events.now_s)
-    assert 0 < start_s < end_s < cluster.events.now_s
+    part = cluster.workload.steady_part(cluster.events.now_s)
+    assert 0 < part.start_s < part.end_s < cluster.events.now_s
     assert 0 < Result.of(cluster, cpu_s=1.0).requests < len(cluster.outcomes)
+
+
+def test_requests_at_the_edges_of_the_steady_part_count_by_their_share_of_time_in_it() -> None:
+    """A closed loop answers as many requests a second as it has at once, by the time of one (Little's law)."""
+    for total in (24, 27, 30):  # the last wave is whole, or a part of one
+        chats = Chats(ChatShape(at_once=6, first=64, new=0, answer=500, turns=1, total=total), 64)
+        cluster = SimulatedCluster(arrangement("1", shape(64, is_hybrid=True)), POLICIES["dynamo"], chats)
+        cluster.run()
+        part = chats.steady_part(cluster.events.now_s)
+        inside = [each for each in cluster.outcomes if part.start_s < each.end_s and each.arrival.at_s < part.end_s]
+        time_s = sum(each.end_s - each.arrival.at_s for each in inside) / len(inside)
+        assert Result.of(cluster, cpu_s=1.0).requests_per_s == pytest.approx(6 / time_s, rel=0.02)
 
 
 def test_nodes_are_a_number_or_of_each_role() -> None:
