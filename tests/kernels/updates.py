@@ -10,11 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from headrace.kernels.lib.dispatch import is_hopper
 from headrace.kernels.lib.segments import StateSource
 from tests.kernels.naive import NAN
 from tests.support.kernels.compiled import Launch, compile_for_h200
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+needs_hopper = pytest.mark.skipif(not is_hopper(DEVICE), reason="needs a Hopper GPU")
 needs_gpu = pytest.mark.skipif(DEVICE.type == "cpu", reason="needs a GPU: too many programs for the interpreter")
 NUM_SLOTS = 24
 BF16_ERROR = 2**-8 if DEVICE.type == "cuda" else 2**-7  # the interpreter cuts bits off, it does not round
@@ -30,18 +32,22 @@ def raw_columns(rows: int, heads: int, dtype: torch.dtype) -> Tensor:
 
 
 class Recurrence(Protocol):
-    """One layer's recurrence: inputs, constants, and the ways to run it."""
+    """One layer's recurrence: its inputs, and what it must give."""
 
     @property
     def state_shape(self) -> tuple[int, ...]: ...
 
     def inputs(self, R: int, dtype: torch.dtype) -> tuple[Tensor, ...]: ...
 
+    def naive(self, inputs: tuple[Tensor, ...], state: Tensor) -> tuple[Tensor, list[Tensor]]: ...
+
+
+class Update(Recurrence, Protocol):
+    """One that writes a state in each step, and the ways to run it."""
+
     def triton(self, inputs: tuple[Tensor, ...], *rest: object) -> Tensor: ...
 
     def torch(self, inputs: tuple[Tensor, ...], *rest: object) -> Tensor: ...
-
-    def naive(self, inputs: tuple[Tensor, ...], state: Tensor) -> tuple[Tensor, list[Tensor]]: ...
 
 
 IN_PLACE, FRESH, MIXED = ([4], [4]), ([None], [21]), ([7, None, 2, 9, None], [7, 20, 19, 3, 0])
@@ -61,7 +67,7 @@ def assert_only_changed(before: Tensor, after: Tensor, slots: Sequence[int]) -> 
     assert torch.equal(before[kept].nan_to_num(12345.0), after[kept].nan_to_num(12345.0))
 
 
-def check_against_naive(case: Recurrence, src: list[int | None], dst: list[list[int]], pool_dtype, dtype) -> None:
+def check_against_naive(case: Update, src: list[int | None], dst: list[list[int]], pool_dtype, dtype) -> None:
     T = len(dst[0])
     pool = poisoned_pool(case, src, pool_dtype)
     before, inputs = pool.clone(), case.inputs(len(src) * T, dtype)
@@ -87,18 +93,18 @@ class SmallUpdateTests:
     """Small sizes, for the interpreter; parametrised by `case`."""
 
     @pytest.mark.parametrize("src, dst", [IN_PLACE, FRESH, MIXED], ids=["in place", "fresh", "mixed"])
-    def test_a_step_equals_the_recurrence(self, case: Recurrence, src: list[int | None], dst: list[int]):
+    def test_a_step_equals_the_recurrence(self, case: Update, src: list[int | None], dst: list[int]):
         check_against_naive(case, src, [[slot] for slot in dst], torch.float32, torch.float32)
 
-    def test_a_bfloat16_pool_holds_rounded_states(self, case: Recurrence):
+    def test_a_bfloat16_pool_holds_rounded_states(self, case: Update):
         check_against_naive(case, [7, None], [[7], [20]], torch.bfloat16, torch.bfloat16)
 
-    def test_each_draft_leaves_a_state_in_a_slot_of_its_own(self, case: Recurrence):
+    def test_each_draft_leaves_a_state_in_a_slot_of_its_own(self, case: Update):
         check_against_naive(case, [7, None], [[7, 11, 3], [20, 0, 5]], torch.float32, torch.float32)
 
     @pytest.mark.parametrize("implementation", ["triton", "torch"])
     @pytest.mark.parametrize("pool_dtype", [torch.float32, torch.bfloat16], ids=str)
-    def test_drafts_equal_single_steps(self, case: Recurrence, implementation: str, pool_dtype: torch.dtype):
+    def test_drafts_equal_single_steps(self, case: Update, implementation: str, pool_dtype: torch.dtype):
         pool, inputs = poisoned_pool(case, [7], pool_dtype), case.inputs(3, torch.float32)
         single, run = pool.clone(), getattr(case, implementation)
 
@@ -119,20 +125,20 @@ class SmallUpdateTests:
         torch.testing.assert_close(together, torch.cat(outputs), atol=10 * error, rtol=error)
         torch.testing.assert_close(pool[slots], single[slots], atol=error, rtol=error)
 
-    def test_a_row_without_a_destination_changes_no_slot(self, case: Recurrence):
+    def test_a_row_without_a_destination_changes_no_slot(self, case: Update):
         pool, inputs = poisoned_pool(case, [7], torch.float32), case.inputs(2, torch.float32)
         before = pool.clone()
         case.triton(inputs, pool, StateSource.of([7, None], DEVICE), torch.tensor([7, -1], device=DEVICE))
         assert_only_changed(before, pool, [7])
 
-    def test_an_empty_batch_changes_nothing(self, case: Recurrence):
+    def test_an_empty_batch_changes_nothing(self, case: Update):
         pool = poisoned_pool(case, [2], torch.float32)
         before = pool.clone()
         none = torch.empty(0, dtype=torch.int64, device=DEVICE)
         assert len(case.triton(case.inputs(0, torch.float32), pool, StateSource.of([], DEVICE), none)) == 0
         assert_only_changed(before, pool, [])
 
-    def test_rows_in_pieces_and_missing_destinations_are_refused(self, case: Recurrence):
+    def test_rows_in_pieces_and_missing_destinations_are_refused(self, case: Update):
         pool, source = poisoned_pool(case, [2], torch.float32), StateSource.of([2], DEVICE)
         scattered = (torch.empty(1, *case.inputs(1, torch.float32)[0].shape[1:], 2, device=DEVICE)[..., 0],)
         with pytest.raises(ValueError, match="contiguous"):
@@ -146,14 +152,14 @@ class RealUpdateTests:
 
     @pytest.mark.parametrize("pool_dtype", [torch.float32, torch.bfloat16], ids=str)
     @pytest.mark.parametrize("batch, steps", [(1, 1), (5, 1), (5, 4), (11, 1)])
-    def test_real_sizes_equal_the_recurrence(self, case: Recurrence, pool_dtype: torch.dtype, batch: int, steps: int):
+    def test_real_sizes_equal_the_recurrence(self, case: Update, pool_dtype: torch.dtype, batch: int, steps: int):
         src = [None if i % 3 == 1 else i for i in range(batch)]
         slots = torch.randperm(NUM_SLOTS - batch)[: batch * (steps - 1)] + batch  # out of order
         dst = torch.cat((torch.arange(batch)[:, None], slots.view(batch, -1)), dim=1) if steps > 1 else None
         plan = dst.tolist() if dst is not None else [[i] for i in range(batch)]
         check_against_naive(case, src, plan, pool_dtype, torch.bfloat16)
 
-    def test_a_captured_step_follows_the_slots_written_into_its_tensors(self, case: Recurrence):
+    def test_a_captured_step_follows_the_slots_written_into_its_tensors(self, case: Update):
         source, dst = StateSource.of([3, None], DEVICE), torch.tensor([3, 4], device=DEVICE)
         inputs, pool = case.inputs(2, torch.bfloat16), poisoned_pool(case, [3, 5, 6], torch.float32)
         graph = torch.cuda.CUDAGraph()
