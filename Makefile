@@ -97,7 +97,7 @@ bench-router: venv
 # the others from their turn.
 GPU_PYTHON = $(or $(PYTHON),python3)
 GPU_RESULTS ?= .run/bench-gpu
-GPU_BENCHES ?= gpu-engine kernels-products kernels-state kernels-scan kernels-attention kernels-rows kernels-experts gpu-start
+GPU_BENCHES ?= gpu-engine kernels-products kernels-state kernels-tails kernels-scan kernels-attention kernels-rows kernels-experts gpu-start
 
 bench-gpu:
 	@mkdir -p $(GPU_RESULTS); failed=; \

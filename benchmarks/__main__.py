@@ -36,6 +36,7 @@ BENCHMARKS = {
     "kernels-rows": ("kernels.dense:row_kernels", "norms, SwiGLU and sampling beside the chip's floor"),
     "kernels-scan": ("kernels.state:scan_kernels", "prefill scans beside what others publish"),
     "kernels-state": ("kernels.state:state_kernels", "state updates, convolutions, gather and scatter"),
+    "kernels-tails": ("kernels.tails", "state updates over tails, which seldom write states"),
     "transfer-cpu": ("transfer.host", "a transfer between two processes beside a memcpy and TCP"),
     "transfer-gpu": ("transfer.gpu", "a transfer between two GPUs, its parts, and NIXL beside it"),
     "authentication": ("transfer.host:authentication", "microseconds that signing and verifying a message costs"),

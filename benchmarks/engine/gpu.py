@@ -26,6 +26,8 @@ from benchmarks.engine.targets import TARGETS, Target, WeightFormat, floor_ms
 from benchmarks.engine.works import BLOCK_SIZE, DECODE_STEPS, Decode, Prefill, named, shrunk_works
 from benchmarks.shapes import MOE_SHAPES, SHAPES, random_prompts, shrunk
 from benchmarks.timing import profile, table_header, table_row, verdict
+from headrace.cache.checkpoints import ChunkSpan
+from headrace.cache.tails import Tail, tail_interval
 from headrace.engine.draw import Draw
 from headrace.engine.runner import Launched, ModelRunner
 from headrace.forward.memory import CacheMemory
@@ -43,6 +45,15 @@ class Result:
     work: Prefill | Decode
     ms: float  # of the whole prefill, or of one decode step
     host_ms: float  # to launch that
+
+
+def _decode_input(
+    sequence: int, token: Sequence[int], start: int, blocks: Sequence[int], *, is_future: bool
+) -> SequenceInput:
+    interval = tail_interval(BLOCK_SIZE)
+    tail = Tail(sequence, start - start % interval).step(ChunkSpan(start, start + 1), interval)
+    future_token = sequence if is_future else None
+    return SequenceInput(token, start, blocks, sequence, sequence, future_token=future_token, tail=tail)
 
 
 class Bench:
@@ -66,9 +77,11 @@ class Bench:
         num_blocks = max(work.num_sequences * work.num_blocks for work in works)
         layout = model.cache_layout(BLOCK_SIZE, "float32" if on_cpu else "bfloat16")
         memory = CacheMemory(layout, num_blocks, max(work.num_slots for work in works), device)
+        self.runner, self.launching_runner = ModelRunner(model, memory), ModelRunner(model, memory)
         for pool in memory.pools:  # decodes start from states that no pass computed
             pool.normal_(0, 0.1)
-        self.runner, self.launching_runner = ModelRunner(model, memory), ModelRunner(model, memory)
+        for ring in (part for tail in memory.tails for part in tail.parts):
+            ring.zero_()
         decodes = [work for work in works if isinstance(work, Decode)]
         prefills = [work for work in works if isinstance(work, Prefill)]
         if has_graphs and decodes:
@@ -108,6 +121,7 @@ class Bench:
     def _decode(self, work: Decode) -> float:
         """`DECODE_STEPS` steps; the host's median milliseconds to launch one.
 
+        Sequences stand at all places of a block, as where requests come and go: some write their states in each step.
         Sequences begin with different tokens: with the same one, they would all choose nearly the same experts.
         """
         prompts = random_prompts(work.num_sequences, 1, vocabulary=1000)
@@ -118,7 +132,7 @@ class Bench:
         for n in range(DECODE_STEPS):
             started_s = time.perf_counter()
             steps = [
-                SequenceInput(prompts[i], work.context + n, blocks[i], i, i, future_token=None if before is None else i)
+                _decode_input(i, prompts[i], work.context + n - i % BLOCK_SIZE, blocks[i], is_future=before is not None)
                 for i in range(work.num_sequences)
             ]
             launched = self.runner.launch(steps, draws)

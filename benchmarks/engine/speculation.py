@@ -10,7 +10,8 @@ for granite-h-micro: its drafts are made up on the host, at no cost.
 
 `check` and `draft` are the device's milliseconds of the pass that checks drafts and of those that make them, launches
 and waits included: what is left is the host's, and not hidden. Pinning takes the device some 20 us a step of that.
-`states` is the part of a check in which states are written, by replaying it with and without.
+`states` is the part of a check in which states are written, by replaying it with and without: sequences stand at all
+places of a block, so that some of them write theirs.
 """
 
 from __future__ import annotations
@@ -28,13 +29,16 @@ from benchmarks.engine.steps import Batch, greedy
 from benchmarks.pinned_drafts import GOLDEN, PinnedDrafts, RightDrafts, tokens_a_step
 from benchmarks.shapes import SHAPES, random_prompts, shrunk
 from benchmarks.timing import table_header, table_row, verdict
+from headrace.cache.checkpoints import ChunkSpan
+from headrace.cache.tails import Tail, tail_interval
 from headrace.engine.build import BuiltEngine, engine_around
 from headrace.engine.config import EngineConfig
 from headrace.engine.drafts_ahead import DraftsAhead
 from headrace.engine.runner import Launched
-from headrace.engine.verify_inputs import RowField, VerifyInputs
+from headrace.engine.verify_inputs import VerifyInputs
 from headrace.forward.memory import use_device
 from headrace.forward.sequence_input import SequenceInput
+from headrace.kernels.lib.tails import TailField
 from headrace.models.config import ModelConfig
 from headrace.models.weights import random_model
 from headrace.speculation.config import SpeculationConfig
@@ -157,23 +161,23 @@ def timed(built: BuiltEngine, probe: Probe, size: int, context: int, num_steps: 
 @torch.inference_mode()
 def states_ms(built: BuiltEngine, size: int, num_drafts: int, context: int) -> float | None:
     """Milliseconds of a captured check in which it writes states; None where nothing is captured."""
-    slots = iter(range(built.memory.num_slots))
-    width = -(-(context + num_drafts + 1) // built.layout.block_size)
+    block_size, num_rows = built.layout.block_size, num_drafts + 1
+    interval, width = tail_interval(block_size), -(-(context + num_rows) // block_size)
     inputs = []
     for sequence in range(size):
-        own, *others = (next(slots) for _ in range(num_drafts + 1))
-        emit = tuple((context + 1 + i, slot) for i, slot in enumerate(others))
+        start = context - sequence % interval
+        tail = Tail(sequence, start - start % interval).step(ChunkSpan(start, start + num_rows), interval)
         blocks = range(sequence * width, (sequence + 1) * width)
-        inputs.append(SequenceInput([1] * (num_drafts + 1), context, blocks, own, own, emit, num_drafts + 1))
+        tokens = [1] * num_rows
+        inputs.append(SequenceInput(tokens, start, blocks, sequence, sequence, num_logits=num_rows, tail=tail))
     passes = next((each for each in built.engine._runner._graphs.checks if each.fits(inputs)), None)
     if passes is None:
         return None
     writing_ms = _replays_ms(lambda: passes.run(inputs))
     assert isinstance(passes.inputs, VerifyInputs)
-    num_rows = next(rows for rows in passes.sizes if rows >= passes.inputs.num_rows(inputs))
-    replay = passes._graphs[num_rows].replay
+    replay = passes._graphs[next(rows for rows in passes.sizes if rows >= passes.inputs.num_rows(inputs))].replay
     with_ms = _replays_ms(replay)
-    passes.inputs._rows[RowField.DST] = -1
+    passes.inputs._tails[:, TailField.DST] = -1
     without_ms = _replays_ms(replay)
     print(
         f"  a check of {size}: {writing_ms:.3f} ms with inputs, {with_ms:.3f} replayed, {without_ms:.3f} without states"
@@ -238,7 +242,7 @@ def compare(setup: Setup, drafts: Sequence[int]) -> None:
         built = setup.engine(num_drafts)
         probe, drafting = Probe(built, setup.device), built.engine.drafting
         assert drafting is not None
-        most = built.sizes.num_draft_slots
+        most = max(setup.batches) * num_drafts
         for size in setup.batches:
             drafting.count = FixedCount(most)
             times = timed(built, probe, size, setup.context, setup.num_steps, GOLDEN)

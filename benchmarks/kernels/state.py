@@ -24,14 +24,12 @@ from headrace.kernels.conv import prefill as causal_conv1d
 from headrace.kernels.conv.update import causal_conv1d_update_triton
 from headrace.kernels.gdn.heads import GdnHeads
 from headrace.kernels.gdn.scan import gdn_prefill_triton, gdn_tiles
-from headrace.kernels.gdn.update import gdn_update_triton
 from headrace.kernels.kda.heads import KdaHeads
 from headrace.kernels.kda.scan import kda_prefill_triton, kda_tiles
 from headrace.kernels.kda.update import kda_update_triton
 from headrace.kernels.lib.segments import PrefillSegments, StateSource, StateWrite
 from headrace.kernels.ssd.heads import SsdHeads
 from headrace.kernels.ssd.scan import ssd_prefill_triton, ssd_tiles
-from headrace.kernels.ssd.update import ssd_update_triton
 from headrace.kernels.transfer.gather_scatter import gather_rows_triton, scatter_rows_triton
 from headrace.models.config import GatedDeltaConfig, Mamba2Config
 
@@ -212,40 +210,6 @@ def in_place(batch: int) -> tuple[StateSource, Tensor]:
     return StateSource.of(slots, torch.device("cuda")), torch.tensor(slots, device="cuda")
 
 
-def ssd_updates() -> Iterator[Row]:
-    H, P, N = 64, 64, 128
-
-    def step(batch: int, dtype: torch.dtype) -> Run:
-        x, B, C = random(batch, H * P + 2 * N).split((H * P, N, N), dim=-1)
-        D, bias = torch.randn(2, H, device="cuda")
-        heads = SsdHeads(-torch.rand(H, device="cuda"), D, bias)
-        rows = x.view(batch, H, P), random(batch, 8512)[:, -H:], B.view(batch, 1, N), C.view(batch, 1, N), heads
-        return partial(ssd_update_triton, *rows, state_layer(batch, H, P, N, dtype=dtype), *in_place(batch))
-
-    for dtype in (FP32, BF16):
-        for batch in BATCHES:
-            num_bytes = batch * (2.0 * H * P * N * dtype.itemsize + 4 * H * P + 4 * N + 2 * H)
-            shape = f"granite-h-micro, {batch} states in {str(dtype)[6:]}"
-            yield measure("ssd_update", shape, partial(step, batch, dtype), num_bytes)
-
-
-def gdn_updates() -> Iterator[Row]:
-    Hk, Hv, D = 16, 32, 128
-
-    def step(batch: int, dtype: torch.dtype) -> Run:
-        q, k, v = random(batch, (2 * Hk + Hv) * D).split((Hk * D, Hk * D, Hv * D), dim=-1)
-        b, a = random(batch, 12352)[:, -2 * Hv :].split(Hv, dim=-1)
-        heads = GdnHeads(-torch.rand(Hv, device="cuda"), torch.randn(Hv, device="cuda"))
-        rows = q.view(batch, Hk, D), k.view(batch, Hk, D), v.view(batch, Hv, D), a, b, heads
-        return partial(gdn_update_triton, *rows, state_layer(batch, Hv, D, D, dtype=dtype), *in_place(batch))
-
-    for dtype in (FP32, BF16):
-        for batch in BATCHES:
-            num_bytes = batch * (2.0 * Hv * D * D * dtype.itemsize + 4 * Hk * D + 4 * Hv * D + 4 * Hv)
-            shape = f"qwen35-4b, {batch} states in {str(dtype)[6:]}"
-            yield measure("gdn_update", shape, partial(step, batch, dtype), num_bytes)
-
-
 def kda_updates() -> Iterator[Row]:
     H, D = 32, 128
 
@@ -326,8 +290,6 @@ scan_kernels = kernel_command(
 )
 state_kernels = kernel_command(
     {
-        "ssd": ssd_updates,
-        "gdn": gdn_updates,
         "kda": kda_updates,
         "conv-update": conv_updates,
         "conv": convs,

@@ -15,6 +15,7 @@ from headrace.cache.checkpoints import Boundary, CheckpointPolicy, ChunkSpan, Pr
 from headrace.cache.claims import Claim
 from headrace.cache.index import Checkpoint
 from headrace.cache.prefix_cache import PrefixCache
+from headrace.cache.tails import TailStep
 from headrace.cache.types import PrefixKey, SlotId
 
 
@@ -65,14 +66,26 @@ class ScheduledChunk(Generic[S]):
 
     emit          boundaries inside the span, ascending, with the slots that the kernels write their states to
     at_end        the boundary at the end of the span, if kept: the running state itself is donated after the step
-    draft_slots   slots for the states after all its tokens but the last, if all but the first are drafts
+    num_drafts    of its tokens, all behind the first
+    draft_slots   slots for states that rest on drafts: after all its tokens but the last, or with a tail the one that
+                  the step writes, if it is not the claim's that it goes to
+    tail          of a decode, what the step does with the tail; None: it has none, and its state is written
     """
 
     sequence: S
     span: ChunkSpan
     emit: list[tuple[Boundary, SlotId]] = field(default_factory=list)
     at_end: Boundary | None = None
+    num_drafts: int = 0
     draft_slots: list[SlotId] = field(default_factory=list)
+    tail: TailStep | None = None
+
+    @property
+    def writes_in_place(self) -> bool:
+        """True if the step writes a state where it reads the one before, for which there is no way back."""
+        if self.sequence.held.source is not None:
+            return False
+        return self.tail is None or (self.tail.written is not None and not self.draft_slots)
 
 
 class Publisher:
@@ -103,9 +116,13 @@ class Publisher:
             chunk.emit.sort(key=lambda pair: pair[0].num_tokens)
 
     def written(self, chunk: ScheduledChunk[S]) -> None:
-        """The step has written the chunk's blocks and states; the sequence's `num_computed` is at its end."""
+        """The step has written the chunk's blocks and states; the sequence's `num_computed` is at its end.
+
+        With a tail it may be at the state that the step has written, and then once more at the end.
+        """
         sequence, claim = chunk.sequence, chunk.sequence.held
-        self._cache.state_written(claim)
+        if chunk.tail is None or chunk.tail.written == sequence.num_computed:
+            self._cache.state_written(claim)
         self.publish_blocks(sequence)
         for boundary, slot in chunk.emit:
             key = self._key(sequence, boundary.num_tokens)

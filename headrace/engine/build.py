@@ -15,6 +15,7 @@ from headrace.cache.eviction import eviction_policy
 from headrace.cache.journal import Journal
 from headrace.cache.layout import CacheLayout
 from headrace.cache.prefix_cache import PrefixCache
+from headrace.cache.tails import tail_interval, tail_places
 from headrace.config import ConfigError
 from headrace.engine.config import EngineConfig
 from headrace.engine.cost_fit import prior_costs
@@ -26,6 +27,7 @@ from headrace.engine.runner import ModelRunner
 from headrace.engine.scheduler import LatestArrival, Scheduler
 from headrace.engine.step_budget import TokenCost
 from headrace.engine.stopping import StopRules
+from headrace.engine.tail_rows import TailRows
 from headrace.engine.warm_up import warm_up
 from headrace.forward.memory import CacheMemory, use_device
 from headrace.grammar import Grammars
@@ -76,16 +78,20 @@ def engine_around(
     set_hopper_kernels(config.hopper_kernels)
     speculation = config.speculation
     drafts = speculation.is_on or new_drafter is not None
-    max_drafts = speculation.max_drafts if drafts else 0
+    max_drafts = _most_drafts(model, config) if drafts else 0
     layout = model.cache_layout(config.block_size, config.state_dtype)
     longest = config.max_model_tokens or model.config.max_position
     free_bytes = measure_free_bytes(torch.device(config.device))
+    num_tails = 0
+    if model.has_tails:
+        num_tails = config.max_running + config.max_running // SPARE_TAILS
+        free_bytes = max(0, free_bytes - num_tails * model.tail_row_bytes(tail_places(config.block_size)))
     sizes = PoolSizes.fit(
         layout,
         config,
         free_bytes=free_bytes,
         max_model_tokens=longest,
-        max_drafts=max_drafts,
+        slots_for_drafts=min(max_drafts, 1) if model.has_tails else max_drafts,
     )
     memory = CacheMemory(
         layout,
@@ -94,6 +100,7 @@ def engine_around(
         config.device,
         checkpoint_dtype=config.checkpoint_dtype,
         num_packed_slots=sizes.num_packed_slots,
+        num_tail_rows=min(max(num_tails, WARM_UP_ROWS), sizes.num_states),
     )
     max_model_tokens = min(longest, sizes.num_blocks * config.block_size)
     parity_depth = attention_parity_position(model.config)
@@ -119,10 +126,13 @@ def engine_around(
     )
     drafting = None
     if drafts:
+        most_step_drafts = config.max_step_drafts
+        if not model.has_tails:
+            most_step_drafts = min(most_step_drafts, sizes.num_draft_slots)
         by_layer = new_drafter is None and speculation.drafter == MTP
         drafting = Drafting(
             MtpDrafts(runner, cache) if by_layer else new_drafter or drafter_factory(speculation),
-            draft_count(speculation, min(sizes.num_draft_slots, config.max_step_drafts)),
+            draft_count(speculation, most_step_drafts),
             max_drafts=max_drafts,
             block_size=config.block_size,
             max_step_tokens=config.max_step_tokens,
@@ -149,9 +159,20 @@ def engine_around(
         grammars=Grammars(tokenizer_file, model.config.vocab_size, model.config.eos_token_ids),
         overlap=config.overlaps,
         clock=clock,
+        tail_rows=TailRows(memory.num_tail_rows, tail_interval(config.block_size)) if model.has_tails else None,
         drafting=drafting,
     )
     return BuiltEngine(engine, journal, memory, layout, sizes, max_model_tokens)
+
+
+def _most_drafts(model: HybridModel, config: EngineConfig) -> int:
+    """Drafts of a request in a step: where a model keeps tails, a step crosses one written state at most."""
+    most = config.speculation.max_drafts
+    if model.has_tails:
+        most = min(most, tail_interval(config.block_size) - 1)
+    if most < 1:
+        raise ConfigError(f"block_size {config.block_size}: drafts need blocks of 2 tokens or more; use 16")
+    return most
 
 
 def _packed_pool(memory: CacheMemory, sizes: PoolSizes) -> PackedPool | None:
@@ -170,6 +191,10 @@ def _model(path: str, config: EngineConfig) -> HybridModel:
     except NoMtpLayer as error:
         raise ConfigError(f"speculation.drafter {MTP}: {error}; set drafter: ngram, suffix or none") from error
 
+
+SPARE_TAILS = 4
+"""Tails are kept for `max_running` sequences, and for 1/SPARE_TAILS more that wait for their turn or are paused."""
+WARM_UP_ROWS = 3  # that the warm-up's steps use
 
 CPU_ROW = 1 / 6
 """An answer's part of a step, as a share of the step's own time: the shipped models on one core. A GPU reads weights

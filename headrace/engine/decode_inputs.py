@@ -11,16 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.forward.forward_batch import DecodeRows, ForwardBatch
+from headrace.forward.forward_batch import DecodeGroup, DecodeRows, ForwardBatch
 from headrace.forward.memory import CacheMemory
-from headrace.forward.sequence_input import SequenceInput
+from headrace.forward.sequence_input import SequenceInput, tail_fields
 from headrace.kernels.attention.decode import PagedContexts
 from headrace.kernels.attention.paged_attention import PagedDecode
 from headrace.kernels.lib.segments import StateSource
 from headrace.kernels.lib.sizes import cdiv
+from headrace.kernels.lib.tails import TailField, Tails
 from headrace.kernels.sampling.future_tokens import resolve_future_tokens
 
 PAD_SLOT = -1  # as a slot: read as zeros, written nowhere
+PAD_TAIL = (PAD_SLOT, PAD_SLOT, -1, 0, 0, 0)  # in the order of `TailField`: of no row, read and written nowhere
 
 
 class DecodeField(IntEnum):
@@ -51,6 +53,8 @@ class DecodeInputs:
         self._padding[[DecodeField.FUTURE, DecodeField.SRC, DecodeField.DST]] = PAD_SLOT
         self._padding[DecodeField.BLOCK] = memory.scratch_block
         self._fields = torch.from_numpy(self._padding)[:, None].repeat(1, self._max_rows).to(memory.device)
+        self._tail_places = memory.tail_places
+        self._tails = torch.tensor(PAD_TAIL, dtype=torch.int32).repeat(self._max_rows, 1).to(memory.device)
         self._table = torch.zeros(self._max_rows, self.max_blocks, dtype=torch.int32, device=memory.device)
         self._host_table = HostTable(self._max_rows, self.max_blocks)
 
@@ -66,28 +70,34 @@ class DecodeInputs:
     def load(self, inputs: Sequence[SequenceInput], num_rows: int) -> None:
         """Rows of these steps, one token each, and padding up to `num_rows`. Waits for nothing."""
         n, width = len(inputs), max(cdiv(entry.end, self._block_size) for entry in inputs)
-        num_fields = len(DecodeField) * num_rows
-        packed = torch.empty(num_fields + n * width, dtype=torch.int32, pin_memory=self._table.is_cuda)
-        fields, table = packed.numpy()[:num_fields].reshape(-1, num_rows), packed.numpy()[num_fields:]
+        end_fields, end_tails = len(DecodeField) * num_rows, (len(DecodeField) + len(TailField)) * num_rows
+        packed = torch.empty(end_tails + n * width, dtype=torch.int32, pin_memory=self._table.is_cuda)
+        fields, tails, table = np.split(packed.numpy(), (end_fields, end_tails))
+        fields, tails = fields.reshape(-1, num_rows), tails.reshape(num_rows, -1)
         fields[:, :n] = np.array([self._row(entry) for entry in inputs], dtype=np.int32).T
         fields[:, n:] = self._padding[:, None]
+        tails[:n] = [tail_fields(entry, self._tail_places) for entry in inputs]
+        tails[n:] = PAD_TAIL
         table[:] = self._host_table.rows(inputs, width).reshape(-1)
         arrived = packed.to(self._table.device, non_blocking=True)
-        self._fields[:, :num_rows].copy_(arrived[:num_fields].view(-1, num_rows))
-        self._table[:n, :width].copy_(arrived[num_fields:].view(n, width))
+        self._fields[:, :num_rows].copy_(arrived[:end_fields].view(-1, num_rows))
+        self._tails[:num_rows].copy_(arrived[end_fields:end_tails].view(num_rows, -1))
+        self._table[:n, :width].copy_(arrived[end_tails:].view(n, width))
 
     def batch(self, num_rows: int) -> ForwardBatch:
         """The loaded step as a batch. Captured with the model's forward pass, so made once for each size."""
         fields = self._fields.long()
         row = [fields[field, :num_rows] for field in DecodeField]
         contexts = PagedContexts(self._fields[DecodeField.CONTEXT, :num_rows], self._table[:num_rows])
+        group = DecodeGroup(
+            rows=slice(num_rows),
+            source=StateSource(row[DecodeField.SRC], any_fresh=True),
+            dst_slots=row[DecodeField.DST],
+            tails=Tails(self._tails[:num_rows], rows_each=1),
+        )
         return ForwardBatch(
             num_decodes=num_rows,
-            decode=DecodeRows(
-                source=StateSource(row[DecodeField.SRC], any_fresh=True),
-                dst_slots=row[DecodeField.DST],
-                attention=PagedDecode(num_rows, contexts),
-            ),
+            decode=DecodeRows((group,), PagedDecode(num_rows, contexts)),
             prefill=None,
             tokens_T=resolve_future_tokens(row[DecodeField.TOKEN], row[DecodeField.FUTURE], self._drawn),
             positions_T=row[DecodeField.POSITION],

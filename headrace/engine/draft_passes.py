@@ -18,7 +18,6 @@ from headrace.forward.memory import CacheMemory
 from headrace.forward.sequence_input import SequenceInput
 from headrace.kernels.attention.decode import PagedContexts
 from headrace.kernels.attention.paged_attention import PagedDecode
-from headrace.kernels.lib.segments import StateSource
 from headrace.kernels.lib.sizes import cdiv
 from headrace.kernels.lib.upload import upload_values
 from headrace.kernels.sampling.argmax import argmax
@@ -32,13 +31,13 @@ class DraftStart:
     token        its newest, which no step has computed
     position     of that token, at least 1
     block_ids    covering position + num_drafts tokens or more
-    slot         the state before the token
+    vector       where the hidden vector before the token lies, see `HybridModel.last_hidden`
     """
 
     token: int
     position: int
     block_ids: Sequence[int]
-    slot: int
+    vector: int
     num_drafts: int
 
 
@@ -50,7 +49,7 @@ def draft_tokens(model: HybridModel, memory: CacheMemory, starts: Sequence[Draft
     """
     order = sorted(range(len(starts)), key=lambda place: -starts[place].num_drafts)
     rows = [starts[place] for place in order]  # each pass takes the first of these
-    hidden = model.last_hidden(memory, upload_values([row.slot for row in rows], memory.device))
+    hidden = model.last_hidden(memory, upload_values([row.vector for row in rows], memory.device))
     drawn: list[Tensor] = []
     for ahead in range(rows[0].num_drafts):
         going_on = [row for row in rows if row.num_drafts > ahead]
@@ -59,8 +58,8 @@ def draft_tokens(model: HybridModel, memory: CacheMemory, starts: Sequence[Draft
                 tokens=(row.token,),
                 start=row.position + ahead,
                 block_ids=row.block_ids,
-                src_slot=row.slot,
-                dst_slot=row.slot,
+                src_slot=number,  # of states that the layer does not have
+                dst_slot=number,
                 future_token=number if ahead else None,
             )
             for number, row in enumerate(going_on)
@@ -98,7 +97,7 @@ class CapturedDrafts:
         """No sequence is longer than `max_tokens`, its drafts included. `drawn`, `drafted`: see `CheckedStarts`; the
         passes leave their drafts in `drafted`."""
         self._model, self._memory = model, memory
-        self._drafted, self._checked = drafted, CheckedStarts(drawn, drafted)
+        self._drafted, self._checked = drafted, CheckedStarts(drawn, drafted, memory.ring_place)
         self.sizes = sorted(sizes)
         most, self._block_size = round_up(self.sizes[-1], 16), memory.layout.block_size
         self._max_blocks = round_up(cdiv(max_tokens, self._block_size), 16)
@@ -108,7 +107,6 @@ class CapturedDrafts:
         self._hidden = torch.zeros(most, model.config.hidden_size, dtype=model.dtype, device=device)
         self._table = torch.zeros(most, self._max_blocks, dtype=torch.int32, device=device)
         self._host_table = HostTable(most, self._max_blocks)
-        self._nowhere = torch.full((most,), PAD_SLOT, dtype=torch.int64, device=device)
         self._passes: dict[int, Captured] = {}
         self._beginnings: dict[int, Captured] = {}
         for size in reversed(self.sizes):  # the largest first, as in `CapturedPasses`
@@ -164,11 +162,11 @@ class CapturedDrafts:
 
     def _begin(self, size: int) -> Tensor:
         """Loads the rows that the checked sequences begin with; returns their tokens."""
-        tokens, positions, ends, slots = self._checked.found(size)
+        tokens, positions, ends, vectors = self._checked.found(size)
         self._tokens[:size].copy_(tokens)
         self._positions[:size].copy_(positions)
         self._ends[:size].copy_(ends)
-        self._hidden[:size].copy_(self._model.last_hidden(self._memory, slots))
+        self._hidden[:size].copy_(self._model.last_hidden(self._memory, vectors))
         return self._tokens[:size]
 
     def _load(self, starts: Sequence[DraftStart], size: int) -> None:
@@ -176,19 +174,19 @@ class CapturedDrafts:
         ends = [start.position + start.num_drafts for start in starts]
         width = cdiv(max(ends), self._block_size)
         rows = np.zeros((4, size), np.int64)
-        rows[:, :n] = [[s.token for s in starts], [s.position for s in starts], ends, [s.slot for s in starts]]
+        rows[:, :n] = [[s.token for s in starts], [s.position for s in starts], ends, [s.vector for s in starts]]
         rows[3, n:] = PAD_SLOT
         packed = torch.empty(4 * size + n * width, dtype=torch.int64, pin_memory=device.type == "cuda")
         parts = packed.numpy()
         parts[: 4 * size] = rows.reshape(-1)
         parts[4 * size :] = self._host_table.rows(starts, width).reshape(-1)
         arrived = packed.to(device, non_blocking=True)
-        tokens, positions, ends_B, slots = arrived[: 4 * size].view(4, size)
+        tokens, positions, ends_B, vectors = arrived[: 4 * size].view(4, size)
         self._tokens[:size].copy_(tokens)
         self._positions[:size].copy_(positions)
         self._ends[:size].copy_(ends_B)
         self._table[:n, :width].copy_(arrived[4 * size :].view(n, width))
-        self._hidden[:size].copy_(self._model.last_hidden(self._memory, slots))
+        self._hidden[:size].copy_(self._model.last_hidden(self._memory, vectors))
 
     def _pass(self, size: int) -> Tensor:
         """One draft of each row; returns the logits."""
@@ -199,11 +197,7 @@ class CapturedDrafts:
         contexts = PagedContexts(torch.where(is_live, positions + 1, 0).int(), self._table[:size])
         batch = ForwardBatch(
             num_decodes=size,
-            decode=DecodeRows(
-                source=StateSource(self._nowhere[:size], any_fresh=True),
-                dst_slots=self._nowhere[:size],
-                attention=PagedDecode(size, contexts),
-            ),
+            decode=DecodeRows((), PagedDecode(size, contexts)),  # of groups, none: the layer has no states
             prefill=None,
             tokens_T=tokens,
             positions_T=positions,

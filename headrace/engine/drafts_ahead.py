@@ -8,7 +8,7 @@ Legend    B sequences of a captured size, T tokens of each in a check at most, K
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from headrace.engine.decode_inputs import PAD_SLOT
 from headrace.engine.logprobs import recorded, to_host
-from headrace.forward.sequence_input import SequenceInput, written_slots
+from headrace.forward.sequence_input import SequenceInput
 
 
 @dataclass(frozen=True)
@@ -101,17 +101,18 @@ class FutureDrafts(Sequence[int]):
 class CheckedStarts:
     """Inputs of the captured pass that finds where drafts begin: tensors at fixed addresses, filled by one copy.
 
-    drawn     int64: the last launch's tokens, those behind drafts among them
-    drafted   int64 [rows, K]: the drafts that the passes made last, which the check may have been about
+    drawn        int64: the last launch's tokens, those behind drafts among them
+    drafted      int64 [rows, K]: the drafts that the passes made last, which the check may have been about
+    ring_place   `CacheMemory.ring_place`
     """
 
     FIRST_DRAW, START, NUM_DRAFTS, NUM_COVERED, NUM_PASSES = range(5)
 
-    def __init__(self, drawn: Tensor, drafted: Tensor) -> None:
-        self._drawn, self._drafted = drawn, drafted
+    def __init__(self, drawn: Tensor, drafted: Tensor, ring_place: Callable[[int, int], int]) -> None:
+        self._drawn, self._drafted, self._ring_place = drawn, drafted, ring_place
         most, self._max_drafts = drafted.shape
         K = self._max_drafts
-        self._parts = (5, K + 1, K, K)  # numbers of a sequence; slots; drafts, and which of `drafted` they are, or -1
+        self._parts = (5, K + 1, K, K)  # numbers; places of vectors; drafts, and which of `drafted` they are, or -1
         padding = np.zeros(sum(self._parts), dtype=np.int64)
         padding[5 : 5 + K + 1] = padding[-K:] = PAD_SLOT
         self._padding = padding
@@ -123,9 +124,11 @@ class CheckedStarts:
         rows = np.tile(self._padding, (size, 1))
         for row, start in zip(rows, starts, strict=False):
             entry = start.entry
+            assert entry.tail is not None, "a model with an MTP layer keeps tails"
             num_drafts = len(entry.tokens) - 1
             row[:5] = start.first_draw, entry.start, num_drafts, start.num_covered, num_passes
-            row[5 : 6 + num_drafts] = written_slots(entry)
+            ring_row = entry.tail.row
+            row[5 : 6 + num_drafts] = [self._ring_place(ring_row, at) for at in range(entry.start, entry.end)]
             if entry.future_drafts is None:
                 row[6 + K : 6 + K + num_drafts] = entry.tokens[1:]
             else:
@@ -137,8 +140,8 @@ class CheckedStarts:
         self._fields[: len(packed)].copy_(packed)
 
     def found(self, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The newest token of each sequence, its position, where its drafts end, and the slot of its state."""
-        numbers, slots_BT, known_BK, source_BK = self._fields[:size].split(self._parts, dim=1)
+        """The newest token of each sequence, its position, where its drafts end, and where its last vector lies."""
+        numbers, vectors_BT, known_BK, source_BK = self._fields[:size].split(self._parts, dim=1)
         first, start, num_drafts, num_covered, num_passes = numbers.unbind(1)
         place_T = torch.arange(self._max_drafts + 1, device=self._fields.device)
         drawn_BT = self._drawn[(first[:, None] + place_T).clamp(max=len(self._drawn) - 1)]
@@ -148,4 +151,4 @@ class CheckedStarts:
         num_right = is_right.long().cumprod(dim=1).sum(dim=1, keepdim=True)
         positions = start + 1 + num_right[:, 0]
         ends = torch.minimum(positions + num_passes, num_covered)
-        return drawn_BT.gather(1, num_right)[:, 0], positions, ends, slots_BT.gather(1, num_right)[:, 0]
+        return drawn_BT.gather(1, num_right)[:, 0], positions, ends, vectors_BT.gather(1, num_right)[:, 0]

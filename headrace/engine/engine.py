@@ -19,6 +19,7 @@ import torch
 from headrace.cache.checkpoints import CheckpointPolicy
 from headrace.cache.prefix_cache import PrefixCache
 from headrace.cache.publishing import ScheduledChunk
+from headrace.cache.tails import Tail
 from headrace.engine.client_work import ClientWork
 from headrace.engine.drafting import Drafting
 from headrace.engine.failures import NeedsMoreMemory, OutOfMemory, blamed, first_line, is_first_prefill, shape
@@ -31,6 +32,7 @@ from headrace.engine.settling import EngineTokens
 from headrace.engine.step import InFlight, Shortage, StepBuilder, drafts_under_way
 from headrace.engine.step_masks import StepMasks, WantedMask
 from headrace.engine.stopping import StopRules
+from headrace.engine.tail_rows import TailRows
 from headrace.engine.yielding import NOTHING_YIELDED
 from headrace.grammar import Grammars
 from headrace.step_costs import StepCosts
@@ -60,6 +62,7 @@ class Engine(EngineTokens):
         grammars: Grammars,
         overlap: bool,
         clock: Callable[[], float],
+        tail_rows: TailRows | None = None,
         drafting: Drafting | None = None,
     ) -> None:
         super().__init__(
@@ -74,6 +77,7 @@ class Engine(EngineTokens):
             prior_costs=prior_costs,
             grammars=grammars,
             clock=clock,
+            tail_rows=tail_rows,
             drafting=drafting,
         )
         self._builder = StepBuilder(runner, self._rules)
@@ -161,6 +165,7 @@ class Engine(EngineTokens):
             self._in_step = []
             now_s = self._clock()
         drafting.propose(self._running, fit, now_s)
+        self._cut_drafts()
         drafting.seconds += self._clock() - now_s
 
     def _schedule(self) -> list[ScheduledChunk[Sequence]]:
@@ -188,10 +193,49 @@ class Engine(EngineTokens):
             self._yielded = self._yielded.after(chunks, self.cost_fit.costs, self._scheduler.least_row)
         self._running = after_turn(self._running, chunks)
         self._publisher.prepare(chunks)
-        if self.drafting is not None:
-            for chunk in chunks:
-                chunk.draft_slots = self.cache.draft_slots.take(_num_drafts(chunk))
+        self._give_tails(chunks)
+        for chunk in chunks:
+            if not chunk.sequence.is_prefilling:
+                chunk.num_drafts = len(chunk.sequence.drafts)
+                chunk.draft_slots = self.cache.draft_slots.take(self._num_draft_slots(chunk.sequence))
         return chunks
+
+    def _give_tails(self, chunks: list[ScheduledChunk[Sequence]]) -> None:
+        """Gives each sequence that decodes a tail; for want of rows, others that have one get their states written."""
+        if self._tail_rows is None:
+            return
+        decoding = [chunk for chunk in chunks if not chunk.sequence.is_prefilling]
+        num_missing = sum(chunk.sequence.tail is None for chunk in decoding) - self._tail_rows.num_free
+        if num_missing > 0:
+            in_step = {chunk.sequence for chunk in decoding}
+            idle = [sequence for sequence in self._running if sequence.tail is not None and sequence not in in_step]
+            self._write_states(idle[:num_missing])
+        for chunk in decoding:
+            sequence = chunk.sequence
+            if sequence.tail is None:
+                sequence.tail = Tail(self._tail_rows.take(), sequence.num_computed)
+            chunk.tail = sequence.tail.step(chunk.span, self._tail_rows.interval)
+
+    def _cut_drafts(self) -> None:
+        """Shortens drafts for which no slot is left, so that the state at the next boundary does not rest on one."""
+        if self._tail_rows is None:
+            return
+        num_left = self.cache.draft_slots.num_free
+        for sequence in self._running:
+            if self._num_draft_slots(sequence):
+                if num_left:
+                    num_left -= 1
+                else:
+                    at, interval = sequence.num_computed, self._tail_rows.interval
+                    sequence.drafts = sequence.drafts[: interval - at % interval - 2]
+
+    def _num_draft_slots(self, sequence: Sequence) -> int:
+        """Slots that a step needs for states that rest on a sequence's drafts."""
+        if self._tail_rows is None:
+            return len(sequence.drafts)
+        at, interval = sequence.num_computed, self._tail_rows.interval
+        num_before = interval - at % interval  # tokens before the state that is written next; the first is no draft
+        return int(1 < num_before <= 1 + len(sequence.drafts) and sequence.held.source is None)
 
     def _takes_part(self, sequence: Sequence) -> bool:
         if sequence.is_paused:
@@ -244,14 +288,16 @@ class Engine(EngineTokens):
         """Gives one request up for a step that found too little memory, whose layers may have run in part.
 
         Nothing of the step was published, and it wrote nothing but blocks and states of its own sequences. Their
-        blocks are written again. A state that was read from another slot than it was written to is as it was before;
-        one that was updated in place may have advanced in some layers, so that its sequence is computed again.
+        blocks and the entries of their tails are written again. A state that was read from another slot than it was
+        written to is as it was before; one that was updated in place may have advanced in some layers, so that its
+        sequence is computed again.
         """
         self._settle()
         if self.drafting is not None:
             self.drafting.forget()
         self._runner.keep_rows(())  # it may have counted tokens that nobody gets
         running = set(self._running)
+        in_place = [chunk.sequence for chunk in chunks if chunk.sequence in running and chunk.writes_in_place]
         for chunk in chunks:
             self._publisher.given_up(chunk)
             self.cache.draft_slots.give_back(chunk.draft_slots)
@@ -260,8 +306,8 @@ class Engine(EngineTokens):
         if sequences:
             refused = blamed(sequences)
             self._give_up(refused, shortage, NeedsMoreMemory if is_first_prefill(refused) else OutOfMemory)
-        for sequence in set(sequences).intersection(self._running):
-            if sequence.num_computed == 0 or sequence.held.source is not None:
+        for sequence in set(in_place).intersection(self._running):
+            if sequence.num_computed == 0:
                 continue
             if sequence.job.is_sent:
                 self._give_up(sequence, shortage, OutOfMemory)  # not its fault: another node may compute it
@@ -275,7 +321,3 @@ class Engine(EngineTokens):
         log.error("request %s %s", shape(sequence.request), what)
         remedy = "shorten the prompt, or lower engine.max_step_tokens or engine.cache_bytes"
         sequence.job.on_event(Failed(kind(f"a step with these {len(sequence.tokens)} tokens {what}; {remedy}")))
-
-
-def _num_drafts(chunk: ScheduledChunk[Sequence]) -> int:
-    return 0 if chunk.sequence.is_prefilling else len(chunk.sequence.drafts)

@@ -75,4 +75,7 @@ class MtpDrafts:
         claim, position = sequence.held, sequence.num_computed
         if not self._cache.extend(claim, position + num_drafts, min_blocks_left=num_running):
             num_drafts = len(claim.block_ids) * self._cache.block_size - position
-        return DraftStart(sequence.tokens[position], position, claim.block_ids, sequence.state_slot, num_drafts)
+        tail, vector = sequence.tail, sequence.state_slot
+        if tail is not None and position > tail.base:
+            vector = self._runner.memory.ring_place(tail.row, position - 1)
+        return DraftStart(sequence.tokens[position], position, claim.block_ids, vector, num_drafts)

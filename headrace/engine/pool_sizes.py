@@ -38,10 +38,13 @@ class PoolSizes:
         *,
         free_bytes: int,
         max_model_tokens: int,
-        max_drafts: int = 0,
+        slots_for_drafts: int = 0,
     ) -> PoolSizes:
-        """Raises ConfigError when the budget cannot hold a single request. `max_drafts`: of a request in a step."""
-        split = _Split.of(layout, config, config.cache_bytes or free_bytes, max_model_tokens, max_drafts)
+        """Raises ConfigError when the budget cannot hold a single request.
+
+        slots_for_drafts   of a request in a step, for states that rest on its drafts
+        """
+        split = _Split.of(layout, config, config.cache_bytes or free_bytes, max_model_tokens, slots_for_drafts)
         num_blocks = split.block_bytes // layout.block_bytes
         num_states = split.running_bytes // layout.state_bytes
         # One running state, one checkpoint, one to write next; blocks for a warm-up's shortest prompt and its answer.
@@ -50,8 +53,8 @@ class PoolSizes:
                 f"cache_bytes {split.budget} holds {num_blocks} blocks of {layout.block_bytes} bytes and {num_states} "
                 f"states of {layout.state_bytes}: raise cache_bytes or move state_share {split.state_share:.2f}"
             )
-        num_draft_slots = min(config.max_running * max_drafts, int(num_states * DRAFT_SHARE))
-        if max_drafts and not num_draft_slots:
+        num_draft_slots = min(config.max_running * slots_for_drafts, int(num_states * DRAFT_SHARE))
+        if slots_for_drafts and not num_draft_slots:
             raise ConfigError(
                 f"cache_bytes {split.budget} holds {num_states} states, and drafts get {DRAFT_SHARE:.0%} of them, "
                 "which is none: raise cache_bytes or state_share, or set speculation.drafter: none"
@@ -88,7 +91,7 @@ class _Split:
 
     @classmethod
     def of(
-        cls, layout: CacheLayout, config: EngineConfig, budget: int, max_model_tokens: int, max_drafts: int
+        cls, layout: CacheLayout, config: EngineConfig, budget: int, max_model_tokens: int, slots_for_drafts: int
     ) -> _Split:
         if config.checkpoint_dtype is None:
             state_bytes = int(budget * (config.state_share or state_share(layout, max_model_tokens)))
@@ -100,7 +103,7 @@ class _Split:
                 f"bytes, and a state {layout.state_bytes}; leave it out"
             )
         num_running = config.max_running + config.max_running // SPARE_RUNNING + EMISSION_SLOTS
-        running_bytes = (num_running + config.max_running * max_drafts) * layout.state_bytes
+        running_bytes = (num_running + config.max_running * slots_for_drafts) * layout.state_bytes
         if config.state_share is not None:
             state_bytes = int(budget * config.state_share)
             return cls(budget, state_bytes, min(running_bytes, state_bytes // 2))

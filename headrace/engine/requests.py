@@ -31,6 +31,7 @@ from headrace.engine.load import EngineLoad
 from headrace.engine.scheduler import Scheduler, VictimPolicy, smallest_gap_s
 from headrace.engine.sequence import AdmissionTimedOut, Admitted, DeviceEvent, Finished, Sequence
 from headrace.engine.stopping import StopRules
+from headrace.engine.tail_rows import TailRows
 from headrace.engine.waiting import WaitingLine
 from headrace.grammar import Grammars
 from headrace.request import FinishReason
@@ -42,6 +43,7 @@ HEADROOM_BLOCKS = 1  # claimed beyond the tokens that are there: most answers' f
 class EngineRequests:
     """The part of an engine that admits requests and gives back what they hold; `Engine` adds the steps.
 
+    tail_rows      rows for the tails of sequences that decode; None: the model keeps no tails
     record_event   an event behind everything the device has been given to do; None where that is done already
     clock          seconds; deadlines of jobs are on it
     """
@@ -60,8 +62,10 @@ class EngineRequests:
         record_event: Callable[[], DeviceEvent | None],
         grammars: Grammars,
         clock: Callable[[], float],
+        tail_rows: TailRows | None,
     ) -> None:
         self.cache = cache
+        self._tail_rows = tail_rows
         self.leases = Leases(clock)
         self.preemptions = 0
         self.pauses = 0
@@ -294,8 +298,7 @@ class EngineRequests:
         if sequence.claim is None:
             return
         self._receiving.discard(sequence)
-        self.cache.release(sequence.claim)
-        sequence.claim = None
+        self._give_back(sequence)
         sequence.prefill_locally()
         self._wait_again(sequence)
 
@@ -342,8 +345,18 @@ class EngineRequests:
         if sequence.lease is not None:
             self.leases.release(sequence.lease)  # calls `_expired`, which comes back here without the lease
         elif sequence.claim is not None:
-            self.cache.release(sequence.claim)
-            sequence.claim = None
+            self._give_back(sequence)
+
+    def _give_back(self, sequence: Sequence) -> None:
+        self.cache.release(sequence.held)
+        sequence.claim = None
+        self._free_row(sequence)
+
+    def _free_row(self, sequence: Sequence) -> None:
+        """Takes its tail from a sequence that decodes no further, or not now."""
+        if self._tail_rows is not None and sequence.tail is not None:
+            self._tail_rows.give_back(sequence.tail.row)
+            sequence.tail = None
 
     def _expired(self, sequence: Sequence) -> None:
         sequence.lease = None
@@ -351,6 +364,7 @@ class EngineRequests:
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         self._running.remove(sequence)
+        self._free_row(sequence)
         sequence.job.on_event(Finished(reason))
 
     def _settled_paused(self) -> Sequence | None:
@@ -366,8 +380,7 @@ class EngineRequests:
     def _compute_again(self, sequence: Sequence) -> None:
         """Takes a sequence out of the steps: it gives everything back, and waits to be computed again."""
         self._running.remove(sequence)
-        self.cache.release(sequence.held)
-        sequence.claim = None
+        self._give_back(sequence)
         sequence.start_over()
         self._wait_again(sequence)
         self.preemptions += 1

@@ -7,6 +7,7 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
+from headrace.cache.tails import Tail
 from headrace.engine.decode_inputs import DecodeInputs, round_up
 from headrace.engine.draft_passes import CapturedDrafts, DraftStart, draft_tokens
 from headrace.engine.drafts_ahead import CheckedSequence, DraftsAhead
@@ -37,6 +38,7 @@ from headrace.forward.forward_batch import ForwardBatch
 from headrace.forward.memory import CacheMemory
 from headrace.forward.sequence_input import SequenceInput
 from headrace.kernels.lib.sizes import cdiv
+from headrace.kernels.lib.tails import Tails
 from headrace.kernels.lib.upload import upload_values
 from headrace.kernels.sampling.argmax import argmax
 from headrace.models.model import HybridModel
@@ -62,6 +64,8 @@ class ModelRunner:
             raise ValueError(f"the cache memory was made for another model: {difference}")
         self.model = model
         self.memory = memory
+        if model.has_tails and not memory.tails:
+            memory.tails = model.new_tails(memory.num_tail_rows, memory.tail_places)
         # The last launch's tokens, in the order of its draws. Each sequence of a step has a slot of its own.
         most_draws = max(memory.num_slots, BATCH_SIZES[-1] + MOST_SEQUENCES, MOST_CHECKED_ROWS)
         self._drawn = torch.zeros(most_draws, dtype=torch.int64, device=memory.device)
@@ -216,6 +220,7 @@ class ModelRunner:
             self.memory.layout.block_size,
             self.model.device,
             self._drawn,
+            tail_places=self.memory.tail_places,
             with_last_token_queries=self.model.uses_last_token_queries,
         )
         return self.model.hidden(batch, self.memory)
@@ -254,6 +259,20 @@ class ModelRunner:
             masks = self._masks(wait_for_masks)
             ids.copy_(choose(drawn_from, wanted, self.token_counts, self.token_biases, bans, masks))
         return Launched(logits, Drawn(drawn_from, ids, wanted), [])
+
+    @torch.inference_mode()
+    def write_states(self, states: Sequence[tuple[int, int, Tail, int]]) -> None:
+        """Writes states of sequences behind all that was launched.
+
+        states   of each the slot of the state before its tail, the slot to write, which may be the same, the tail, and
+                 the number of tokens before the state that is written
+        """
+        places = self.memory.tail_places
+        fields = [
+            (src, dst, tail.row, tail.base % places, num_tokens - tail.base, num_tokens - tail.base)
+            for src, dst, tail, num_tokens in states
+        ]
+        self.model.write_states(Tails(upload_values(fields, self.memory.device, torch.int32), rows_each=0), self.memory)
 
     def new_masks(self, num_draws: int) -> Tensor:
         """Room for masks [num_draws, ceil(V / 32)] int32; for a GPU where it copies from, kept until it has."""

@@ -14,6 +14,7 @@ from headrace.cache.hashing import PrefixHasher
 from headrace.cache.hits import HitPolicy, PrefixHit, ResumeAgain, ResumeLocally
 from headrace.cache.index import Checkpoint
 from headrace.cache.leases import LeaseId
+from headrace.cache.tails import Tail
 from headrace.cache.types import PrefixKey
 from headrace.engine.bad_words import BadWords
 from headrace.engine.following import Following
@@ -183,6 +184,7 @@ class Sequence:
     acceptance       how often its drafts were right lately; None: it had none
     drafted_tokens   tokens drafted for it here, and accepted_tokens of these
     grammar          how far its answer has come in the grammar that it obeys; None: it obeys none
+    tail             its row of the rings, and what its state has behind it; None: the state in its slot is the newest
     """
 
     job: Job
@@ -216,6 +218,7 @@ class Sequence:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     grammar: AnswerGrammar | None = None
+    tail: Tail | None = None
 
     def __post_init__(self) -> None:
         self.hit_policy = self.job.hit_policy
@@ -316,7 +319,7 @@ class Sequence:
 
     @property
     def state_slot(self) -> int:
-        """The slot that holds its state now."""
+        """The slot that holds its state, the one before its tail if it has one."""
         claim = self.held
         return claim.slot if claim.source_slot is None else claim.source_slot
 

@@ -19,6 +19,7 @@ from headrace.engine.scheduler import Scheduler, VictimPolicy
 from headrace.engine.sequence import Computed, Halted, Sampled, Scored, Sequence
 from headrace.engine.step import InFlight, rows_to_score
 from headrace.engine.stopping import StopRules
+from headrace.engine.tail_rows import TailRows
 from headrace.grammar import Grammars
 from headrace.request import FinishReason, Token
 from headrace.step_costs import StepCosts
@@ -41,6 +42,7 @@ class EngineTokens(EngineRequests):
         prior_costs: StepCosts,
         grammars: Grammars,
         clock: Callable[[], float],
+        tail_rows: TailRows | None,
         drafting: Drafting | None,
     ) -> None:
         super().__init__(
@@ -55,6 +57,7 @@ class EngineTokens(EngineRequests):
             record_event=runner.memory.record_event,
             grammars=grammars,
             clock=clock,
+            tail_rows=tail_rows,
         )
         self._runner = runner
         self.drafting = drafting
@@ -74,9 +77,11 @@ class EngineTokens(EngineRequests):
             if sequence not in running:
                 self._publisher.given_up(chunk)
                 continue  # its last token has come in meanwhile, this one was too many; or its grammar has no mask
-            if chunk.draft_slots:
+            if chunk.num_drafts:
                 continue  # how many of its tokens count is known when they are taken
             sequence.num_computed = chunk.span.end
+            if chunk.tail is not None:
+                sequence.tail = chunk.tail.after(chunk.span.end)
             self._publisher.written(chunk)
             self._report_progress(chunk)
             if not sequence.is_prefilling and sequence.job.max_new == 0 and not sequence.to_score:
@@ -113,11 +118,24 @@ class EngineTokens(EngineRequests):
         if sequence in self._running and not sequence.is_prefilling:
             self._settle()  # its newest token may be on the device
             if sequence in self._running:
+                self._write_states([sequence])
                 self._running.remove(sequence)
                 self._halted.add(sequence)
                 sequence.job.on_event(Halted(Computed(sequence.num_computed, self._record_event())))
         elif sequence in self._running or sequence in self._waiting.preempted:
             sequence.job.on_event(Halted(None))
+
+    def _write_states(self, sequences: list[Sequence]) -> None:
+        """Writes their newest states to their slots, behind all that was launched; they have no tails any more."""
+        states = []
+        for sequence in sequences:
+            tail, claim = sequence.tail, sequence.held
+            if tail is not None and tail.base < sequence.num_computed:
+                states.append((sequence.state_slot, claim.slot, tail, sequence.num_computed))
+                self.cache.state_written(claim)
+            self._free_row(sequence)
+        if states:
+            self._runner.write_states(states)
 
     def _take_tokens(self, step: InFlight) -> None:
         """Waits for the step's tokens and appends them; sequences that ended or were cancelled get none."""
@@ -133,9 +151,9 @@ class EngineTokens(EngineRequests):
                 self._report_tokens(sequence, [tokens[draw]], finish)
         if step.has_drafts:
             for chunk in step.chunks:
-                if chunk.draft_slots:
+                if chunk.num_drafts:
                     first = step.inputs.draw_index[chunk.sequence]
-                    self._take_verified(chunk, tokens[first : first + 1 + len(chunk.draft_slots)])
+                    self._take_verified(chunk, tokens[first : first + 1 + chunk.num_drafts])
 
     def _report_tokens(self, sequence: Sequence, tokens: list[Token], finish: FinishReason | None) -> None:
         """Reports tokens that were appended, unless whoever gets one releases the sequence; the last may end it."""
@@ -148,6 +166,7 @@ class EngineTokens(EngineRequests):
             self._end(sequence, finish)
         elif sequence.num_sampled >= sequence.job.max_new:
             self._running.remove(sequence)  # a prefill node's part is done, the answer continues elsewhere
+            self._free_row(sequence)
 
     def _take_verified(self, chunk: ScheduledChunk[Sequence], tokens: list[Token]) -> None:
         """Takes the tokens drawn after a sequence's newest token and its drafts, up to the first that is no draft.

@@ -61,7 +61,7 @@ class InFlight:
     @property
     def has_drafts(self) -> bool:
         """True if how many of its tokens count is not known before it is over."""
-        return any(chunk.draft_slots for chunk in self.chunks)
+        return any(chunk.num_drafts for chunk in self.chunks)
 
 
 @dataclass(frozen=True)
@@ -87,18 +87,18 @@ class StepBuilder:
                 step.scored.append(chunk)
                 step.rows.append(_prompt_rows(sequence, to_score, num_rows + to_score.start - chunk.span.start))
             draws_token = _draws_token(chunk)
-            num_logits = chunk.span.end - chunk.span.start if to_score or chunk.draft_slots else int(draws_token)
+            num_logits = chunk.span.end - chunk.span.start if to_score or chunk.num_drafts else int(draws_token)
             num_rows += num_logits
             future_token = pending.get(sequence)
             if draws_token:
                 step.draw_index[sequence] = len(step.draws)
-                first_row = num_rows - 1 - len(chunk.draft_slots)
+                first_row = num_rows - 1 - chunk.num_drafts
                 draw = self._draw(sequence, future_token, step.constrained)
                 step.draws.append((first_row, draw))
                 if draw.is_greedy and sequence.bad_words is None:  # so are those behind its drafts: the same draw
                     step.draws.extend((row, draw) for row in range(first_row + 1, num_rows))
                 else:
-                    for num_drafts in range(1, len(chunk.draft_slots) + 1):
+                    for num_drafts in range(1, chunk.num_drafts + 1):
                         draw = self._draw_after(sequence, sequence.drafts[:num_drafts], step.constrained)
                         step.draws.append((first_row + num_drafts, draw))
             step.inputs.append(_sequence_input(chunk, num_logits, future_token))
@@ -140,7 +140,7 @@ def rows_to_score(chunk: ScheduledChunk[Sequence]) -> range:
 
 def drafts_under_way(chunks: SequenceOf[ScheduledChunk[Sequence]]) -> OnDevice | None:
     """The drafts of these chunks that the device is still making."""
-    drafts = (chunk.sequence.drafts for chunk in chunks if chunk.draft_slots)
+    drafts = (chunk.sequence.drafts for chunk in chunks if chunk.num_drafts)
     made = next((each.made for each in drafts if isinstance(each, FutureDrafts)), None)
     return None if made is None or made.has_arrived else made
 
@@ -162,23 +162,28 @@ def _sequence_input(chunk: ScheduledChunk[Sequence], num_logits: int, future_tok
     if future_token is None:
         tokens = sequence.tokens[span.start : span.end]
     future_drafts = None
-    if chunk.draft_slots:
+    if chunk.num_drafts:
         drafts = sequence.drafts
         if isinstance(drafts, FutureDrafts):
             future_drafts, drafts = drafts.row, [FUTURE_TOKEN] * len(drafts)
         tokens = [*tokens, *drafts]
-    emit = [(boundary.num_tokens, slot) for boundary, slot in chunk.emit]
-    emit += enumerate(chunk.draft_slots, span.start + 1)
+    emit, dst_slot = [(boundary.num_tokens, slot) for boundary, slot in chunk.emit], claim.slot
+    if chunk.tail is None:
+        emit += enumerate(chunk.draft_slots, span.start + 1)
+    elif chunk.draft_slots:
+        [dst_slot] = chunk.draft_slots
     return SequenceInput(
         tokens=tokens,
         start=span.start,
         block_ids=claim.block_ids,
         src_slot=sequence.state_slot if span.start else None,
-        dst_slot=claim.slot,
+        dst_slot=dst_slot,
         emit=tuple(emit),
         num_logits=num_logits,
         future_token=future_token,
         future_drafts=future_drafts,
+        is_prompt=sequence.is_prefilling,
+        tail=chunk.tail,
     )
 
 

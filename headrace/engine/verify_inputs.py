@@ -1,8 +1,8 @@
 """Inputs of a captured pass that verifies drafts: tensors at fixed addresses, filled for each step by one copy.
 
 Every sequence has T rows: its newest token, its drafts, and padding, which sees nothing and writes to the scratch block
-alone. The kernels of decodes run on them: a sequence's context and state are read once for all its rows, and a state is
-written behind each row to a slot of its own.
+alone. The kernels of decodes run on them: a sequence's context and state are read once for all its rows. Where layers
+keep no tails, a state is written behind each row to a slot of its own.
 
 Legend    B sequences, n of them real and the others padding; T rows of each; M blocks a sequence at most
 """
@@ -14,14 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.engine.decode_inputs import PAD_SLOT, HostTable, round_up
-from headrace.forward.forward_batch import DecodeRows, ForwardBatch
+from headrace.engine.decode_inputs import PAD_SLOT, PAD_TAIL, HostTable, round_up
+from headrace.forward.forward_batch import DecodeGroup, DecodeRows, ForwardBatch
 from headrace.forward.memory import CacheMemory
-from headrace.forward.sequence_input import SequenceInput, written_slots
+from headrace.forward.sequence_input import SequenceInput, tail_fields, written_slots
 from headrace.kernels.attention.decode import PagedContexts
 from headrace.kernels.attention.paged_attention import PagedDecode
 from headrace.kernels.lib.segments import StateSource
 from headrace.kernels.lib.sizes import cdiv
+from headrace.kernels.lib.tails import TailField, Tails
 from headrace.kernels.sampling.future_tokens import resolve_future_tokens
 
 
@@ -54,6 +55,8 @@ class VerifyInputs:
         self._rows[RowField.BLOCK] = memory.scratch_block
         self._rows[RowField.DST] = self._rows[RowField.FUTURE] = PAD_SLOT
         self._src = torch.full((self._max_sequences,), PAD_SLOT, dtype=torch.int32, device=device)
+        self._tail_places = memory.tail_places
+        self._tails = torch.tensor(PAD_TAIL, dtype=torch.int32).repeat(self._max_sequences, 1).to(device)
         self._table = torch.zeros(self._max_sequences, self._max_blocks, dtype=torch.int32, device=device)
         self._host_table = HostTable(self._max_sequences, self._max_blocks)
 
@@ -61,7 +64,7 @@ class VerifyInputs:
         return len(inputs) * self._rows_each
 
     def fits(self, inputs: Sequence[SequenceInput]) -> bool:
-        """True if `load` takes them: known newest tokens, a slot behind each token."""
+        """True if `load` takes them: known newest tokens, and drafts."""
         return all(
             (entry.is_decode or entry.has_drafts)
             and len(entry.tokens) <= self._rows_each
@@ -75,18 +78,22 @@ class VerifyInputs:
         n, B = len(inputs), num_rows // self._rows_each
         width = max(cdiv(entry.end, self._block_size) for entry in inputs)
         table = self._host_table.rows(inputs, width)
-        packed = torch.empty(len(RowField) * num_rows + B + n * width, dtype=torch.int32, pin_memory=self._rows.is_cuda)
-        parts = packed.numpy()
-        end_rows, end_src = len(RowField) * num_rows, len(RowField) * num_rows + B
-        self._fill_rows(parts[:end_rows].reshape(len(RowField), B, self._rows_each), inputs, table)
-        src = parts[end_rows:end_src]
+        end_rows = len(RowField) * num_rows
+        end_src, end_tails = end_rows + B, end_rows + B + len(TailField) * B
+        packed = torch.empty(end_tails + n * width, dtype=torch.int32, pin_memory=self._rows.is_cuda)
+        rows, src, tails, blocks = np.split(packed.numpy(), (end_rows, end_src, end_tails))
+        self._fill_rows(rows.reshape(len(RowField), B, self._rows_each), inputs, table)
         src[:n] = [PAD_SLOT if entry.src_slot is None else entry.src_slot for entry in inputs]
         src[n:] = PAD_SLOT
-        parts[end_src:] = table.reshape(-1)
+        tails = tails.reshape(B, -1)
+        tails[:n] = [tail_fields(entry, self._tail_places) for entry in inputs]
+        tails[n:] = PAD_TAIL
+        blocks[:] = table.reshape(-1)
         arrived = packed.to(self._rows.device, non_blocking=True)
         self._rows[:, :num_rows].copy_(arrived[:end_rows].view(-1, num_rows))
         self._src[:B].copy_(arrived[end_rows:end_src])
-        self._table[:n, :width].copy_(arrived[end_src:].view(n, width))
+        self._tails[:B].copy_(arrived[end_src:end_tails].view(B, -1))
+        self._table[:n, :width].copy_(arrived[end_tails:].view(n, width))
 
     def _fill_rows(self, rows_FBT: np.ndarray, inputs: Sequence[SequenceInput], table: np.ndarray) -> None:
         n, T = len(inputs), self._rows_each
@@ -122,13 +129,15 @@ class VerifyInputs:
         rows = self._rows.long()
         row = [rows[field, :num_rows] for field in RowField]
         contexts = PagedContexts(self._rows[RowField.CONTEXT, :num_rows], self._table[:B])
+        group = DecodeGroup(
+            rows=slice(num_rows),
+            source=StateSource(self._src.long()[:B], any_fresh=True),
+            dst_slots=row[RowField.DST].view(B, T),
+            tails=Tails(self._tails[:B], rows_each=T),
+        )
         return ForwardBatch(
             num_decodes=num_rows,
-            decode=DecodeRows(
-                source=StateSource(self._src.long()[:B], any_fresh=True),
-                dst_slots=row[RowField.DST].view(B, T),
-                attention=PagedDecode(num_rows, contexts),
-            ),
+            decode=DecodeRows((group,), PagedDecode(num_rows, contexts)),
             prefill=None,
             tokens_T=resolve_future_tokens(row[RowField.TOKEN], row[RowField.FUTURE], self._drafted.view(-1)),
             positions_T=row[RowField.POSITION],

@@ -1,31 +1,48 @@
 """The input tensors of one forward pass, made once on the host and shared by all layers.
 
-Rows are ordered decodes first (sequences with one new token), then prefills: linear layers run on all rows at once,
-mixers run a kernel for each of the two parts.
+Rows are ordered decodes first, then prefills: linear layers run on all rows at once, mixers run a kernel for each part.
+Decodes are sequences with one new token, behind them those with drafts, by their number.
 """
 
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from headrace.forward.memory import CacheMemory
-from headrace.forward.sequence_input import SequenceInput
+from headrace.forward.sequence_input import SequenceInput, tail_fields, written_slots
 from headrace.kernels.attention.paged_attention import PagedDecode, PagedPrefill
 from headrace.kernels.lib.segments import PrefillSegments, StateSource, StateWrite
 from headrace.kernels.lib.sizes import cdiv
+from headrace.kernels.lib.tails import TailField, Tails
 from headrace.kernels.lib.upload import upload_lists
 
 
 @dataclass(frozen=True)
-class DecodeRows:
-    """Sequences of one row each."""
+class DecodeGroup:
+    """Sequences of as many rows each: a token and its drafts, one sequence's after the other's.
 
+    rows       of the batch
+    source     the states before, for layers that keep states alone
+    dst_slots  int64 [B, T]: where these layers' states after each row go
+    tails      for the layers that keep tails
+    """
+
+    rows: slice
     source: StateSource
-    dst_slots: Tensor  # int64 [B]
-    attention: PagedDecode
+    dst_slots: Tensor
+    tails: Tails
+
+
+@dataclass(frozen=True)
+class DecodeRows:
+    """The decodes, in groups that follow each other."""
+
+    groups: tuple[DecodeGroup, ...]
+    attention: PagedDecode  # of all rows
 
 
 @dataclass(frozen=True)
@@ -58,25 +75,29 @@ class ForwardBatch:
         device: torch.device,
         drawn: Tensor | None = None,
         *,
+        tail_places: int = 1,
         with_last_token_queries: bool = False,
     ) -> "ForwardBatch":
         """The batch of these inputs. Raises ValueError for inputs that `check_inputs` refuses.
 
         drawn                     int64 on the device: the tokens that the launch before drew, for `future_token`s
+        tail_places               `CacheMemory.tail_places`
         with_last_token_queries   `HybridModel.uses_last_token_queries`
         """
         check_inputs(inputs, block_size)
-        decodes = [entry for entry in inputs if entry.is_decode]
-        prefills = [entry for entry in inputs if not entry.is_decode]
-        tokens_T, positions_T, block_T, offset_T = _rows(decodes, prefills, block_size, device)
-        _fill_future_tokens(tokens_T, decodes, drawn)
-        logit_rows = _logit_rows(inputs, len(decodes), device)
+        single = [entry for entry in inputs if entry.is_decode]
+        drafted = sorted((entry for entry in inputs if entry.has_drafts), key=lambda entry: len(entry.tokens))
+        decodes = [*single, *drafted]
+        prefills = [entry for entry in inputs if not (entry.is_decode or entry.has_drafts)]
+        tokens_T, positions_T, block_T, offset_T = _rows(single, [*drafted, *prefills], block_size, device)
+        _fill_future_tokens(tokens_T, single, drawn)
+        logit_rows = _logit_rows(inputs, [*decodes, *prefills], device)
         last_token_queries = None
         if with_last_token_queries and logit_rows is not None:
             last_token_queries = _last_token_queries(inputs, block_size, device)
         return cls(
-            num_decodes=len(decodes),
-            decode=_decode_rows(decodes, block_size, device) if decodes else None,
+            num_decodes=sum(len(entry.tokens) for entry in decodes),
+            decode=_decode_rows(decodes, block_size, tail_places, device) if decodes else None,
             prefill=_prefill_rows(prefills, block_size, device) if prefills else None,
             tokens_T=tokens_T,
             positions_T=positions_T,
@@ -86,9 +107,12 @@ class ForwardBatch:
             last_token_queries=last_token_queries,
         )
 
-    def join(self, decoded: Tensor | None, prefilled: Tensor | None) -> Tensor:
-        """One tensor [T, ...] from the results of the decode rows and of the prefill rows."""
-        parts = [part for part in (decoded, prefilled) if part is not None]
+    @property
+    def decode_groups(self) -> tuple[DecodeGroup, ...]:
+        return () if self.decode is None else self.decode.groups
+
+    def join(self, parts: list[Tensor]) -> Tensor:
+        """One tensor [T, ...] from the results of each of `decode_groups`, if any, and of the prefill rows, if any."""
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -102,21 +126,21 @@ class LayerContext:
 
 
 def _rows(
-    decodes: list[SequenceInput], prefills: list[SequenceInput], block_size: int, device: torch.device
+    single: list[SequenceInput], longer: list[SequenceInput], block_size: int, device: torch.device
 ) -> tuple[Tensor, ...]:
     """Tokens, positions, blocks and offsets in one copy: the first launch of a prompt waits for nothing else.
 
     Each begins at a multiple of 16 bytes, as in `upload_lists`.
     """
-    num_rows = len(decodes) + sum(len(entry.tokens) for entry in prefills)
+    num_rows = len(single) + sum(len(entry.tokens) for entry in longer)
     packed = torch.empty(4, num_rows + num_rows % 2, dtype=torch.int64, pin_memory=device.type == "cuda")
-    if decodes:
-        starts = [entry.start for entry in decodes]
-        blocks = [entry.block_ids[entry.start // block_size] for entry in decodes]
-        tokens, offsets = [entry.tokens[0] for entry in decodes], [start % block_size for start in starts]
-        packed[:, : len(decodes)] = torch.tensor([tokens, starts, blocks, offsets])
-    first = len(decodes)
-    for entry in prefills:
+    if single:
+        starts = [entry.start for entry in single]
+        blocks = [entry.block_ids[entry.start // block_size] for entry in single]
+        tokens, offsets = [entry.tokens[0] for entry in single], [start % block_size for start in starts]
+        packed[:, : len(single)] = torch.tensor([tokens, starts, blocks, offsets])
+    first = len(single)
+    for entry in longer:
         tokens_R, positions_R, block_R, offset_R = packed[:, first : first + len(entry.tokens)]
         first_block, end_block = entry.start // block_size, cdiv(entry.end, block_size)
         # A fifth of the time of torch.tensor, which inspects each number.
@@ -128,9 +152,9 @@ def _rows(
     return packed.to(device, non_blocking=True)[:, :num_rows].unbind()
 
 
-def _fill_future_tokens(tokens_T: Tensor, decodes: list[SequenceInput], drawn: Tensor | None) -> None:
+def _fill_future_tokens(tokens_T: Tensor, single: list[SequenceInput], drawn: Tensor | None) -> None:
     """Overwrites, in the first rows, the stand-ins of tokens that the host does not know yet."""
-    futures = [(row, entry.future_token) for row, entry in enumerate(decodes) if entry.future_token is not None]
+    futures = [(row, entry.future_token) for row, entry in enumerate(single) if entry.future_token is not None]
     if not futures:
         return
     if drawn is None:
@@ -139,17 +163,30 @@ def _fill_future_tokens(tokens_T: Tensor, decodes: list[SequenceInput], drawn: T
     tokens_T.index_copy_(0, rows, drawn.index_select(0, indices))
 
 
-def _decode_rows(inputs: list[SequenceInput], block_size: int, device: torch.device) -> DecodeRows:
-    src_slots, dst_slots = upload_lists(
-        [[-1 if entry.src_slot is None else entry.src_slot for entry in inputs], [entry.dst_slot for entry in inputs]],
-        device,
-    )
-    return DecodeRows(
-        source=StateSource(src_slots, any_fresh=any(entry.src_slot is None for entry in inputs)),
-        dst_slots=dst_slots,
-        attention=PagedDecode.build(
-            [entry.end for entry in inputs], [entry.block_ids for entry in inputs], block_size, device
-        ),
+def _decode_rows(inputs: list[SequenceInput], block_size: int, tail_places: int, device: torch.device) -> DecodeRows:
+    """`inputs`: those of as many tokens follow each other."""
+    groups, first_row = [], 0
+    for num_rows, entries in groupby(inputs, key=lambda entry: len(entry.tokens)):
+        group = _decode_group([*entries], num_rows, first_row, tail_places, device)
+        groups.append(group)
+        first_row = group.rows.stop
+    ends = [end for entry in inputs for end in range(entry.start + 1, entry.end + 1)]
+    blocks = [entry.block_ids for entry in inputs for _ in entry.tokens]
+    return DecodeRows(tuple(groups), PagedDecode.build(ends, blocks, block_size, device))
+
+
+def _decode_group(
+    inputs: list[SequenceInput], rows_each: int, first_row: int, tail_places: int, device: torch.device
+) -> DecodeGroup:
+    src_slots = [-1 if entry.src_slot is None else entry.src_slot for entry in inputs]
+    dst_slots = [slot for entry in inputs for slot in written_slots(entry)]
+    fields = [number for entry in inputs for number in tail_fields(entry, tail_places)]
+    src, dst, tails = upload_lists([src_slots, dst_slots, fields], device)
+    return DecodeGroup(
+        rows=slice(first_row, first_row + len(dst_slots)),
+        source=StateSource(src, any_fresh=-1 in src_slots),
+        dst_slots=dst.view(-1, rows_each),
+        tails=Tails(tails.view(-1, len(TailField)).int(), rows_each),
     )
 
 
@@ -175,16 +212,16 @@ def _last_token_queries(inputs: Sequence[SequenceInput], block_size: int, device
     return PagedDecode.build([entry.end for entry in wanted], [entry.block_ids for entry in wanted], block_size, device)
 
 
-def _logit_rows(inputs: Sequence[SequenceInput], num_decodes: int, device: torch.device) -> Tensor | None:
-    rows: list[int] = []
-    next_decode, next_prefill = 0, num_decodes
-    for entry in inputs:
-        if entry.is_decode:
-            end = next_decode = next_decode + 1
-        else:
-            end = next_prefill = next_prefill + len(entry.tokens)
-        rows.extend(range(end - entry.num_logits, end))
-    if len(rows) == next_prefill and rows == list(range(next_prefill)):
+def _logit_rows(
+    inputs: Sequence[SequenceInput], in_order: Sequence[SequenceInput], device: torch.device
+) -> Tensor | None:
+    """`in_order`: the inputs in the order of their rows."""
+    ends, end = {}, 0
+    for entry in in_order:
+        end += len(entry.tokens)
+        ends[id(entry)] = end
+    rows = [row for entry in inputs for row in range(ends[id(entry)] - entry.num_logits, ends[id(entry)])]
+    if rows == list(range(end)):
         return None
     return upload_lists([rows], device)[0]
 
@@ -199,6 +236,9 @@ def check_inputs(inputs: Sequence[SequenceInput], block_size: int) -> None:
             if slot in written:
                 raise ValueError(f"slot {slot} is written twice in one step")
             written.add(slot)
+    rows = [entry.tail.row for entry in inputs if entry.tail is not None]
+    if len(set(rows)) < len(rows):
+        raise ValueError(f"rows {rows} of the ring: two sequences share one")
     for entry in inputs:
         if entry.src_slot in written and entry.src_slot != entry.dst_slot:
             raise ValueError(f"slot {entry.src_slot} is read by one sequence and written for another")

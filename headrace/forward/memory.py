@@ -10,8 +10,11 @@ from torch import Tensor
 
 from headrace.cache.conversion import BlockConversion
 from headrace.cache.layout import DTYPE_BYTES, CacheLayout, StateGroup
+from headrace.cache.tails import tail_places
 from headrace.forward.state_formats import FORMAT_DTYPES, read_part, write_part
 from headrace.forward.upload import PinnedIds, upload_ids
+from headrace.kernels.gdn.tail_update import GdnTail
+from headrace.kernels.ssd.tail_update import SsdTail
 from headrace.kernels.transfer.gather_scatter import gather_rows, scatter_rows
 
 
@@ -28,6 +31,21 @@ class StatePools(NamedTuple):
     rec: Tensor
 
 
+class LayerTail(NamedTuple):
+    """A state layer's ring: a row for each running sequence, an entry for each token (headrace/kernels/lib/tails.py).
+
+    conv  [rows, places, channels], inputs of the convolution
+    rec   entries of the recurrent part; None: the layer has none
+    """
+
+    conv: Tensor
+    rec: SsdTail | GdnTail | None
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        return self.conv, *(self.rec or ())
+
+
 class CacheMemory:
     """Blocks and states of all cache groups; the pools keep track of who owns them.
 
@@ -37,6 +55,7 @@ class CacheMemory:
     kv_pools     of each attention layer its keys and its values [num_blocks + 1, block_size, heads, head_dim]; of a
                  latent layer its one plane as both
     state_pools  of each state layer its conv windows and its recurrent parts [num_slots, ...]
+    tails        of each state layer that keeps tails; none before `ModelRunner` has made them
 
     Layers are numbered in the order of the groups. A block is contiguous, with its part of each group one after the
     other. Memory starts uninitialised: a block or slot is written before it is read. One block beyond the pool's,
@@ -56,12 +75,17 @@ class CacheMemory:
         *,
         checkpoint_dtype: str | None = None,
         num_packed_slots: int = 0,
+        num_tail_rows: int | None = None,
     ):
+        """`num_tail_rows`: running sequences with tails at most; None: as many as there are slots."""
         self.layout = layout
         self.packed_layout = layout.on_wire(checkpoint_dtype)
         self.num_blocks = num_blocks
         self.num_slots = num_slots
         self.num_packed_slots = num_packed_slots
+        self.num_tail_rows = num_slots if num_tail_rows is None else num_tail_rows
+        self.tail_places = tail_places(layout.block_size)
+        self.tails: tuple[LayerTail, ...] = ()
         self.device = torch.device(device)
         dtype, state_dtype = getattr(torch, layout.dtype), getattr(torch, layout.state_dtype)
         self.scratch_block = num_blocks
@@ -189,6 +213,10 @@ class CacheMemory:
     def unpack(self, packed_slot: int, slot: int) -> None:
         """Copies a packed checkpoint to a state, behind all that was launched."""
         self.scatter_state(slot, self._packed[packed_slot - self.num_slots], self.packed_layout.state_dtype)
+
+    def ring_place(self, row: int, position: int) -> int:
+        """A number, beyond those of slots, for the place of the token at `position` in a row of the rings."""
+        return self.num_slots + row * self.tail_places + position % self.tail_places
 
     def record_event(self) -> torch.cuda.Event | None:
         """An event behind everything launched on this memory so far; None on a CPU, where it has already happened.

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headrace.cache.tails import TailStep
+
 
 @dataclass(frozen=True)
 class SequenceInput:
@@ -11,6 +13,9 @@ class SequenceInput:
     The state before tokens[0] is read from `src_slot` (None: a fresh zero state), the state after the last
     token goes to `dst_slot`. They are the same only when the sequence owns the slot; otherwise the source's
     bytes stay as they are.
+
+    With a `tail`, `src_slot` has the state at its base, and `dst_slot` gets the one that the step writes, if any.
+    Models with tails decode without one as if they began one: the row is the one with the number of `dst_slot`.
     """
 
     tokens: Sequence[int]  # at least one
@@ -22,6 +27,8 @@ class SequenceInput:
     num_logits: int = 1  # 0, 1 (after the last token) or len(tokens)
     future_token: int | None = None  # tokens[0] stands in for the token with this index among the last launch's draws
     future_drafts: int | None = None  # tokens[1:] stand in for those that the layer drafted last in this row
+    is_prompt: bool = False  # of a prompt, or computed again: not a decode, even if it is one token
+    tail: TailStep | None = None  # of a decode; None: it has none, or the model keeps no tails
 
     def __post_init__(self) -> None:
         if not self.tokens:
@@ -42,15 +49,32 @@ class SequenceInput:
 
     @property
     def is_decode(self) -> bool:
-        """True for one new token: a decode, or a prefill whose rest is as short."""
-        return len(self.tokens) == 1
+        """True for one new token of an answer."""
+        return len(self.tokens) == 1 and not self.is_prompt
 
     @property
     def has_drafts(self) -> bool:
-        """True for a new token and drafts behind it: logits of every row, and the state after each has a slot."""
-        return 1 < len(self.tokens) == self.num_logits == len(self.emit) + 1
+        """True for a new token and drafts behind it: logits of every row, and a tail or a slot for each state."""
+        if self.is_prompt or len(self.tokens) == 1 or self.num_logits != len(self.tokens):
+            return False
+        return self.tail is not None or len(self.emit) == self.num_logits - 1
 
 
 def written_slots(entry: SequenceInput) -> list[int]:
-    """The slots that the states after its tokens go to, in order, if it has drafts or a single token."""
+    """The slots of the states after each of its tokens, if it is a decode or has drafts; -1: none is written."""
+    if entry.tail is not None:
+        return [-1] * (len(entry.tokens) - 1) + [entry.dst_slot]
     return [*(slot for _, slot in entry.emit), entry.dst_slot]
+
+
+def tail_fields(entry: SequenceInput, num_places: int) -> tuple[int, ...]:
+    """The numbers of a decode's tail, in the order of `TailField`, in a ring with so many places a row."""
+    tail = entry.tail or TailStep(entry.dst_slot, entry.start, entry.end)
+    return (
+        -1 if entry.src_slot is None else entry.src_slot,
+        -1 if tail.written is None else entry.dst_slot,
+        tail.row,
+        tail.base % num_places,
+        entry.start - tail.base,
+        0 if tail.written is None else tail.written - tail.base,
+    )

@@ -18,7 +18,10 @@ from headrace.kernels.dense.fp8_rows import Fp8Format, Rows, plain_rows
 from headrace.kernels.dense.residual import Product, add_branch, whole
 from headrace.kernels.dense.rms_norm import rms_norm, rms_norm_rows
 from headrace.models.layers.attention import Attention
+from headrace.models.layers.gated_delta import GatedDelta
 from headrace.models.layers.latent_attention import LatentAttention
+from headrace.models.layers.mamba2 import Mamba2
+from headrace.models.layers.parallel_mixers import ParallelMixers
 
 
 class Mixer(Protocol):
@@ -114,6 +117,13 @@ class BranchChain:
         """True if the last mixer is attention: it reads `ForwardBatch.last_token_queries`."""
         last = self.branches[self._last_mixer]
         return isinstance(last, MixerBranch) and isinstance(last.mixer, Attention | LatentAttention)
+
+    @cached_property
+    def tailed_layers(self) -> tuple[Mamba2 | GatedDelta, ...]:
+        """The state layers, in the order of their place in a state, if they keep tails; all of a model do, or none."""
+        mixers = [branch.mixer for branch in self.branches if isinstance(branch, MixerBranch)]
+        layers = [mixer.state if isinstance(mixer, ParallelMixers) else mixer for mixer in mixers]
+        return tuple(layer for layer in layers if isinstance(layer, Mamba2 | GatedDelta))
 
     @cached_property
     def _steps(self) -> tuple[tuple[Branch, Tensor | None, Fp8Format | None], ...]:

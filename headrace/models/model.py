@@ -9,11 +9,13 @@ from torch import Tensor
 
 from headrace.cache.layout import CacheLayout, StateGroup
 from headrace.forward.forward_batch import ForwardBatch, LayerContext
-from headrace.forward.memory import CacheMemory
+from headrace.forward.memory import CacheMemory, LayerTail
 from headrace.kernels.attention.rotary import rotary_angles
+from headrace.kernels.conv.tail_update import causal_conv1d_tail_update
 from headrace.kernels.dense.embed import embed
 from headrace.kernels.dense.linear import LinearWeight
 from headrace.kernels.lib.segments import StateSource
+from headrace.kernels.lib.tails import Tails
 from headrace.models.branches import Branch, BranchChain
 from headrace.models.config import ModelConfig
 from headrace.models.mtp import MtpLayer, shift_rows
@@ -74,6 +76,32 @@ class HybridModel:
             state_groups=(*layout.state_groups, last_vector),
         )
 
+    @property
+    def has_tails(self) -> bool:
+        """True if decodes keep what they add to states in rings, and write a state now and then."""
+        return bool(self.chain.tailed_layers)
+
+    def new_tails(self, num_rows: int, num_places: int) -> tuple[LayerTail, ...]:
+        """A ring for each state layer that keeps tails, uninitialised, and one for the MTP layer's last vectors."""
+        tails = [layer.new_tail(num_rows, num_places) for layer in self.chain.tailed_layers]
+        if self.mtp is not None:
+            vectors = self.embedding.new_empty(num_rows, num_places, self.config.hidden_size)
+            tails.append(LayerTail(vectors, None))
+        return tuple(tails)
+
+    def tail_row_bytes(self, num_places: int) -> int:
+        """Bytes of one running sequence's rows in all rings."""
+        return sum(part.nbytes for tail in self.new_tails(1, num_places) for part in tail.parts)
+
+    def write_states(self, tails: Tails, memory: CacheMemory) -> None:
+        """Writes the states that these tails, of no rows, ask for."""
+        for layer in self.chain.tailed_layers:
+            layer.write_states(tails, memory)
+        if self.mtp is not None:
+            no_rows = self.embedding.new_empty(0, self.config.hidden_size)
+            vectors = self._vector_pool(memory), self._vector_tail(memory)
+            causal_conv1d_tail_update(no_rows, self._previous_row, None, *vectors, tails, silu=False)
+
     def forward(self, batch: ForwardBatch, memory: CacheMemory, out: Tensor | None = None) -> Tensor:
         """Runs one forward pass: caches in `memory` advance; returns float32 logits of the batch's logit rows.
 
@@ -89,16 +117,22 @@ class HybridModel:
             return self.chain(embedded, context)
         # The chain overwrites its input.
         every_row = self.chain(embedded.clone(), replace(context, batch=replace(batch, logit_rows=None)))
-        previous = shift_rows(every_row, batch, self._previous_row, self._vector_pool(memory))
+        vectors = self._vector_pool(memory), self._vector_tail(memory)
+        previous = shift_rows(every_row, batch, self._previous_row, *vectors)
         self.mtp.store(embedded, previous, context)
         return every_row if batch.logit_rows is None else every_row.index_select(0, batch.logit_rows)
 
-    def last_hidden(self, memory: CacheMemory, slots: Tensor) -> Tensor:
-        """`hidden` [N, hidden] of the last token of each state in `slots`, int64 [N], for its first draft.
+    def last_hidden(self, memory: CacheMemory, places: Tensor) -> Tensor:
+        """`hidden` [N, hidden] of the last tokens of N sequences, for their first drafts.
 
-        Zeros for slot -1, that of a captured pass's padding.
+        places   int64 [N], where they lie: the number of a state's slot, or a `CacheMemory.ring_place`; -1: zeros, for
+                 a captured pass's padding
         """
-        return StateSource(slots, any_fresh=True).read(self._vector_pool(memory)[..., 0])
+        pool, ring = self._vector_pool(memory)[..., 0], self._vector_tail(memory).flatten(0, 1)
+        is_in_ring = places >= memory.num_slots
+        in_states = StateSource(places.masked_fill(is_in_ring, -1), any_fresh=True).read(pool)
+        in_ring = ring.index_select(0, (places - memory.num_slots).clamp(min=0))
+        return torch.where(is_in_ring[:, None], in_ring, in_states)
 
     def draft_hidden(self, batch: ForwardBatch, memory: CacheMemory, previous: Tensor) -> Tensor:
         """The MTP layer's vectors [N, hidden], whose `logits` draft the token after each row's.
@@ -129,6 +163,10 @@ class HybridModel:
     def _vector_pool(self, memory: CacheMemory) -> Tensor:
         """[num_slots, hidden, 1]: the state group behind the model's own."""
         return memory.state_pools[self.config.num_state_layers].conv
+
+    def _vector_tail(self, memory: CacheMemory) -> Tensor:
+        """[rows, places, hidden]."""
+        return memory.tails[self.config.num_state_layers].conv
 
     def _rotary(self, positions_T: Tensor) -> tuple[Tensor, Tensor] | None:
         if self.rotary_frequencies is None:

@@ -18,7 +18,7 @@ begins with its tokens, and a chunk of a prompt needs no token of the next. Its 
 position 0, where no h came before: what lies there is never read (`Attention.skips_first`).
 
 h of the newest token is part of the state, as a convolution's window is: the first entry of the next chunk needs it,
-and the first draft. So it is in every checkpoint, and goes where states go.
+and the first draft. So it is in every checkpoint, and goes where states go; between written states it is in the ring.
 """
 
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from headrace.forward.forward_batch import ForwardBatch, LayerContext
 from headrace.kernels.conv.prefill import causal_conv1d
-from headrace.kernels.conv.update import causal_conv1d_update
+from headrace.kernels.conv.tail_update import causal_conv1d_tail_update
 from headrace.kernels.dense.linear import LinearWeight
 from headrace.kernels.dense.rms_norm import rms_norm, rms_norm_rows
 from headrace.models.branches import BranchChain, MixerBranch
@@ -80,7 +80,9 @@ class MtpLayer:
         return attention
 
 
-def shift_rows(hidden_T: Tensor, batch: ForwardBatch, previous_row: Tensor, vector_pool: Tensor) -> Tensor:
+def shift_rows(
+    hidden_T: Tensor, batch: ForwardBatch, previous_row: Tensor, vector_pool: Tensor, vector_tail: Tensor
+) -> Tensor:
     """The vector [T, hidden] of the token before each row's; zeros at position 0. States' vectors advance.
 
     It is a convolution of two taps, of which the first is one and the second zero.
@@ -88,12 +90,13 @@ def shift_rows(hidden_T: Tensor, batch: ForwardBatch, previous_row: Tensor, vect
     hidden_T       each row's own
     previous_row   [hidden, 2]: these taps
     vector_pool    [num_slots, hidden, 1]: each state's last one
+    vector_tail    [rows, places, hidden]: those of running sequences since their states were written
     """
-    n, decoded, prefilled = batch.num_decodes, None, None
-    if batch.decode is not None:
-        source, dst_slots = batch.decode.source, batch.decode.dst_slots
-        decoded = causal_conv1d_update(hidden_T[:n], previous_row, None, vector_pool, source, dst_slots, silu=False)
+    n, parts = batch.num_decodes, []
+    for group in batch.decode_groups:
+        rows, memory = hidden_T[group.rows], (vector_pool, vector_tail, group.tails)
+        parts.append(causal_conv1d_tail_update(rows, previous_row, None, *memory, silu=False))
     if batch.prefill is not None:
         segments = batch.prefill.segments
-        prefilled = causal_conv1d(hidden_T[n:], previous_row, None, vector_pool, segments, silu=False)
-    return batch.join(decoded, prefilled)
+        parts.append(causal_conv1d(hidden_T[n:], previous_row, None, vector_pool, segments, silu=False))
+    return batch.join(parts)

@@ -11,7 +11,6 @@ from headrace.kernels.conv.prefill import causal_conv1d
 from headrace.kernels.conv.update import causal_conv1d_update
 from headrace.kernels.gdn.heads import GdnHeads
 from headrace.kernels.gdn.prefill import gdn_prefill
-from headrace.kernels.gdn.update import gdn_update
 from headrace.kernels.kda.heads import KdaHeads
 from headrace.kernels.kda.prefill import kda_prefill
 from headrace.kernels.kda.update import kda_update
@@ -21,15 +20,12 @@ from headrace.kernels.mamba1.prefill import mamba1_prefill
 from headrace.kernels.mamba1.update import mamba1_update
 from headrace.kernels.ssd.heads import SsdHeads
 from headrace.kernels.ssd.prefill import ssd_prefill
-from headrace.kernels.ssd.update import ssd_update
 from tests.kernels.naive import NAN, naive_conv, naive_gdn, naive_mamba1, naive_ssd
 
 CPU = torch.device("cpu")
 NUM_SLOTS = 24
 PREFILLS = {"ssd": ssd_prefill, "gdn": gdn_prefill, "kda": kda_prefill, "mamba1": mamba1_prefill, "conv": causal_conv1d}
 UPDATES = {
-    "ssd": ssd_update,
-    "gdn": gdn_update,
     "kda": kda_update,
     "mamba1": mamba1_update,
     "conv": causal_conv1d_update,
@@ -192,8 +188,6 @@ class PrefillTests:
         pool = poisoned_pool(case, [2])
         before = pool.clone()
         assert len(case.prefill(case.inputs(0), pool, PrefillSegments.build([], [], [], CPU))) == 0
-        empty = torch.empty(0, dtype=torch.int64)
-        assert len(case.update(case.inputs(0), pool, StateSource.of([], CPU), empty)) == 0
         assert_only_changed(before, pool, [])
 
     def test_rows_that_the_segments_do_not_describe_are_refused(self, case: Case):
@@ -205,8 +199,6 @@ class PrefillTests:
         pool = torch.zeros(NUM_SLOTS, *case.state_shape[:-1], case.state_shape[-1] - 1)
         with pytest.raises(ValueError):
             case.prefill(case.inputs(3), pool, PrefillSegments.build([3], [None], [], CPU))
-        with pytest.raises(ValueError):
-            case.update(case.inputs(1), pool, StateSource.of([None], CPU), torch.tensor([0]))
 
 
 class UpdateTests:
@@ -226,3 +218,15 @@ class UpdateTests:
             torch.testing.assert_close(y[i].double(), expected[0], atol=case.tolerance, rtol=0)
             torch.testing.assert_close(pool[dst[i]].double(), states[0], atol=case.tolerance, rtol=0)
         assert_only_changed(before, pool, dst)
+
+    def test_an_empty_batch_changes_nothing(self, case: Case):
+        pool = poisoned_pool(case, [2])
+        before = pool.clone()
+        empty = torch.empty(0, dtype=torch.int64)
+        assert len(case.update(case.inputs(0), pool, StateSource.of([], CPU), empty)) == 0
+        assert_only_changed(before, pool, [])
+
+    def test_a_pool_of_another_shape_is_refused(self, case: Case):
+        pool = torch.zeros(NUM_SLOTS, *case.state_shape[:-1], case.state_shape[-1] - 1)
+        with pytest.raises(ValueError):
+            case.update(case.inputs(1), pool, StateSource.of([None], CPU), torch.tensor([0]))

@@ -13,6 +13,7 @@ from headrace.engine.runner import ModelRunner
 from headrace.forward.memory import CacheMemory
 from headrace.models.model import HybridModel
 from headrace.models.weights import load_model
+from tests.support.engine.interpreted import forget_all
 from tests.support.engine.tiny_checkpoints import FAMILIES, VOCAB_SIZE, load_oracle, make_checkpoint
 
 BLOCK_SIZE = 16
@@ -30,10 +31,9 @@ class Family:
 
     def runner(self) -> ModelRunner:
         """A runner whose memory is all NaN, so that a read before the first write shows."""
-        memory = CacheMemory(self.model.cache_layout(BLOCK_SIZE), NUM_BLOCKS, NUM_SLOTS)
-        for pool in memory.pools:
-            pool.fill_(float("nan"))
-        return ModelRunner(self.model, memory)
+        runner = ModelRunner(self.model, CacheMemory(self.model.cache_layout(BLOCK_SIZE), NUM_BLOCKS, NUM_SLOTS))
+        forget_all(runner)
+        return runner
 
     @torch.inference_mode()
     def oracle_logits(self, tokens: list[int]) -> Tensor:

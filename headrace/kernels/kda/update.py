@@ -24,7 +24,8 @@ from torch import Tensor
 
 from headrace.kernels.dense.rms_norm import L2_NORM_EPS, l2_normalize
 from headrace.kernels.gdn.heads import log_decay
-from headrace.kernels.gdn.update import _add_three, _add_two, access_bytes, launch_shape
+from headrace.kernels.gdn.tail_update import add_two
+from headrace.kernels.gdn.tiles import access_bytes, launch_shape
 from headrace.kernels.kda.heads import KdaHeads
 from headrace.kernels.lib.dispatch import runs_triton
 from headrace.kernels.lib.pdl import OVERLAPPED, let_next_start, wait_for_previous
@@ -88,6 +89,11 @@ def _step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tenso
     return torch.bmm(query_row, flat).view(batch, H, V).to(v.dtype)
 
 
+@triton.jit
+def _add_three(a0, a1, a2, b0, b1, b2):
+    return a0 + b0, a1 + b1, a2 + b2
+
+
 @triton.jit(do_not_specialize_on_alignment=["src_ptr", "dst_ptr"])
 def _kda_update_kernel(
     q_ptr,
@@ -118,7 +124,8 @@ def _kda_update_kernel(
 ):
     """A program holds TILE_V columns of a state in registers: read once, all together, and written once a step.
 
-    Sums over keys are made as in headrace/kernels/gdn/update.py, of the state that has decayed.
+    With S decayed but not yet updated, o = S^T q + (k . q) delta, and norms are factors of sums. So no sum over keys,
+    at which a program's warps wait for each other, depends on another one.
     """
     let_next_start()
     head = tl.program_id(0) // tl.cdiv(DV, TILE_V)
@@ -148,7 +155,7 @@ def _kda_update_kernel(
         k, q = k.to(tl.float32), q.to(tl.float32)
         kk, qq, kq = tl.reduce((k * k, q * q, k * q), 0, _add_three)
         decayed = state.to(tl.float32) * tl.exp(log_decay(f, bias, A))[:, None]
-        state_k, state_q = tl.reduce((decayed * k[:, None], decayed * q[:, None]), 0, _add_two)
+        state_k, state_q = tl.reduce((decayed * k[:, None], decayed * q[:, None]), 0, add_two)
         over_k = tl.rsqrt(kk + EPS)
         delta = beta * (v - state_k * over_k) * over_k
         o = (state_q + kq * delta) * (tl.rsqrt(qq + EPS) * DK**-0.5)

@@ -96,16 +96,16 @@ class Attention:
         q, k, v = self._prepare(projected, context)
         gate = self._gate(projected)
         k_pool, v_pool = context.memory.kv_pools[self.index]
-        decoded = prefilled = None
+        parts = []
         assert not (self.skips_first and batch.prefill is not None)
         if batch.decode is not None:
             decode_gate = None if gate is None else gate[:n]
-            decoded = paged_decode(q[:n], k_pool, v_pool, scale, batch.decode.attention, decode_gate, self.skips_first)
+            rows = batch.decode.attention
+            parts.append(paged_decode(q[:n], k_pool, v_pool, scale, rows, decode_gate, self.skips_first))
         if batch.prefill is not None:
             prefilled = paged_prefill(q[n:], k[n:], v[n:], k_pool, v_pool, scale, batch.prefill.attention)
-            if gate is not None:
-                prefilled = prefilled * torch.sigmoid(gate[n:])
-        return Product(batch.join(decoded, prefilled).flatten(1), self.out_proj)
+            parts.append(prefilled if gate is None else prefilled * torch.sigmoid(gate[n:]))
+        return Product(batch.join(parts).flatten(1), self.out_proj)
 
     def attend_rows(self, x: Rows, context: LayerContext, rows: Tensor) -> Product:
         """Outputs of `rows` alone: none, or those of `last_token_queries`. All keys and values go to the pool."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headrace.forward.forward_batch import DecodeRows, LayerContext
-from headrace.forward.memory import CacheMemory
+from headrace.forward.forward_batch import LayerContext
+from headrace.forward.memory import CacheMemory, LayerTail
 from headrace.kernels.conv.prefill import causal_conv1d
-from headrace.kernels.conv.update import causal_conv1d_update
+from headrace.kernels.conv.tail_update import causal_conv1d_tail_update
 from headrace.kernels.dense.fp8 import Fp8Matrix, Matrix, stack_rows
 from headrace.kernels.dense.fp8_rows import Fp8Format, Rows
 from headrace.kernels.dense.gated_rms_norm import norm_then_gate_rows
@@ -19,8 +19,9 @@ from headrace.kernels.dense.linear import LinearWeight, read_by
 from headrace.kernels.dense.residual import Product
 from headrace.kernels.gdn.heads import GdnHeads
 from headrace.kernels.gdn.prefill import gdn_prefill
-from headrace.kernels.gdn.update import gdn_update
+from headrace.kernels.gdn.tail_update import GdnTail, gdn_tail_update
 from headrace.kernels.lib.segments import PrefillSegments
+from headrace.kernels.lib.tails import Tails
 from headrace.models.config import GatedDeltaConfig
 from headrace.models.weight_files import WeightSource
 
@@ -83,19 +84,40 @@ class GatedDelta:
         else:
             u, gate = projected.split((config.conv_channels, config.value_size), dim=-1)
             b, a = self.beta_decay(x).split((Hv, Hv), dim=-1)
-        decoded = prefilled = None
-        if batch.decode is not None:
-            decoded = self._decode(u[:n], a[:n], b[:n], batch.decode, context.memory)
+        parts = [
+            self._decode(u[group.rows], a[group.rows], b[group.rows], group.tails, context.memory)
+            for group in batch.decode_groups
+        ]
         if batch.prefill is not None:
-            prefilled = self._prefill(u[n:], a[n:], b[n:], batch.prefill.segments, context.memory)
-        o_THD, gate_THD = batch.join(decoded, prefilled), gate.view(T, Hv, config.value_dim)
+            parts.append(self._prefill(u[n:], a[n:], b[n:], batch.prefill.segments, context.memory))
+        o_THD, gate_THD = batch.join(parts), gate.view(T, Hv, config.value_dim)
         rows = norm_then_gate_rows(o_THD, gate_THD, self.norm_D, self.norm_eps, self.out_proj.reads)
         return Product(rows, self.out_proj)
 
-    def _decode(self, u: Tensor, a: Tensor, b: Tensor, rows: DecodeRows, memory: CacheMemory) -> Tensor:
-        conv_pool, rec_pool = memory.state_pools[self.index]
-        u = causal_conv1d_update(u, self.conv_weight, None, conv_pool, rows.source, rows.dst_slots)
-        return gdn_update(*self._split(u), a, b, self.heads, rec_pool, rows.source, rows.dst_slots)
+    def new_tail(self, num_rows: int, num_places: int) -> LayerTail:
+        """A ring of this layer, uninitialised."""
+        c, (dtype, device) = self.config, (self.conv_weight.dtype, self.conv_weight.device)
+
+        def entries(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+            return torch.empty(num_rows, num_places, *shape, dtype=dtype, device=device)
+
+        rec = GdnTail(
+            k=entries(c.num_key_heads, c.key_dim),
+            delta=entries(c.num_value_heads, c.value_dim),
+            g=entries(c.num_value_heads, dtype=torch.float32),
+        )
+        return LayerTail(entries(c.conv_channels), rec)
+
+    def write_states(self, tails: Tails, memory: CacheMemory) -> None:
+        """Writes the states that the `tails` of no rows ask for."""
+        no_gates = self.conv_weight.new_empty(0, self.config.num_value_heads)
+        self._decode(self.conv_weight.new_empty(0, self.config.conv_channels), no_gates, no_gates, tails, memory)
+
+    def _decode(self, u: Tensor, a: Tensor, b: Tensor, tails: Tails, memory: CacheMemory) -> Tensor:
+        (conv_pool, rec_pool), tail = memory.state_pools[self.index], memory.tails[self.index]
+        assert isinstance(tail.rec, GdnTail)
+        u = causal_conv1d_tail_update(u, self.conv_weight, None, conv_pool, tail.conv, tails)
+        return gdn_tail_update(*self._split(u), a, b, self.heads, rec_pool, tail.rec, tails)
 
     def _prefill(self, u: Tensor, a: Tensor, b: Tensor, segments: PrefillSegments, memory: CacheMemory) -> Tensor:
         conv_pool, rec_pool = memory.state_pools[self.index]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headrace.forward.forward_batch import DecodeRows, LayerContext
+from headrace.forward.forward_batch import DecodeGroup, LayerContext
 from headrace.forward.memory import CacheMemory
 from headrace.kernels.conv.prefill import causal_conv1d
 from headrace.kernels.conv.update import causal_conv1d_update
@@ -81,19 +81,20 @@ class KimiDelta:
         gates = u[:, c.conv_channels :] if self.gates is None else self.gates(x)
         u, (decay, gate, b) = u[:, : c.conv_channels], gates.split((c.head_dim, c.head_dim, c.num_heads), dim=-1)
         f, gate = self._by_head(self.decay_proj(decay)), self._by_head(self.gate_proj(gate))
-        decoded = prefilled = None
-        if batch.decode is not None:
-            decoded = self._decode(u[:n], f[:n], b[:n], batch.decode, context.memory)
+        parts = [
+            self._decode(u[group.rows], f[group.rows], b[group.rows], group, context.memory)
+            for group in batch.decode_groups
+        ]
         if batch.prefill is not None:
-            prefilled = self._prefill(u[n:], f[n:], b[n:], batch.prefill.segments, context.memory)
-        o_THD, reads = batch.join(decoded, prefilled), self.out_proj.reads
+            parts.append(self._prefill(u[n:], f[n:], b[n:], batch.prefill.segments, context.memory))
+        o_THD, reads = batch.join(parts), self.out_proj.reads
         rows = norm_then_gate_rows(o_THD, gate, self.norm_D, self.norm_eps, reads, sigmoid=True)
         return Product(rows, self.out_proj)
 
-    def _decode(self, u: Tensor, f: Tensor, b: Tensor, rows: DecodeRows, memory: CacheMemory) -> Tensor:
+    def _decode(self, u: Tensor, f: Tensor, b: Tensor, group: DecodeGroup, memory: CacheMemory) -> Tensor:
         conv_pool, rec_pool = memory.state_pools[self.index]
-        u = causal_conv1d_update(u, self.conv_weight, None, conv_pool, rows.source, rows.dst_slots)
-        return kda_update(*self._qkv(u), f, b, self.heads, rec_pool, rows.source, rows.dst_slots)
+        u = causal_conv1d_update(u, self.conv_weight, None, conv_pool, group.source, group.dst_slots)
+        return kda_update(*self._qkv(u), f, b, self.heads, rec_pool, group.source, group.dst_slots)
 
     def _prefill(self, u: Tensor, f: Tensor, b: Tensor, segments: PrefillSegments, memory: CacheMemory) -> Tensor:
         conv_pool, rec_pool = memory.state_pools[self.index]

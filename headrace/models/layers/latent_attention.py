@@ -58,12 +58,12 @@ class LatentAttention:
     def __call__(self, x: Rows, context: LayerContext) -> Product:
         batch, n, scale = context.batch, context.batch.num_decodes, self.config.scale
         q, latents, pool = self._prepare(x, context)
-        decoded = prefilled = None
+        parts = []
         if batch.decode is not None:
-            decoded = latent_decode(q[:n], pool, self.heads, scale, batch.decode.attention)
+            parts.append(latent_decode(q[:n], pool, self.heads, scale, batch.decode.attention))
         if batch.prefill is not None:
-            prefilled = latent_prefill(q[n:], latents[n:], pool, self.heads, scale, batch.prefill.attention)
-        return Product(batch.join(decoded, prefilled).flatten(1), self.out_proj)
+            parts.append(latent_prefill(q[n:], latents[n:], pool, self.heads, scale, batch.prefill.attention))
+        return Product(batch.join(parts).flatten(1), self.out_proj)
 
     def attend_rows(self, x: Rows, context: LayerContext, rows: Tensor) -> Product:
         """Outputs of `rows` alone: none, or those of `last_token_queries`. All latents go to the pool."""

@@ -78,25 +78,26 @@ class Mamba1:
         conv_pool, rec_pool = context.memory.state_pools[self.index]
         u = self._convolved(u, context, conv_pool)
         dt, B, C = self._projected(u)
-        decoded = prefilled = None
-        if batch.decode is not None:
-            source, slots = batch.decode.source, batch.decode.dst_slots
-            decoded = mamba1_update(u[:n], dt[:n], B[:n], C[:n], gate[:n], self.channels, rec_pool, source, slots)
+        parts = []
+        for group in batch.decode_groups:
+            rows, slots = group.rows, (group.source, group.dst_slots)
+            inputs = u[rows], dt[rows], B[rows], C[rows], gate[rows]
+            parts.append(mamba1_update(*inputs, self.channels, rec_pool, *slots))
         if batch.prefill is not None:
-            segments = batch.prefill.segments
-            prefilled = mamba1_prefill(u[n:], dt[n:], B[n:], C[n:], gate[n:], self.channels, rec_pool, segments)
-        return Product(batch.join(decoded, prefilled), self.out_proj)
+            inputs = u[n:], dt[n:], B[n:], C[n:], gate[n:]
+            parts.append(mamba1_prefill(*inputs, self.channels, rec_pool, batch.prefill.segments))
+        return Product(batch.join(parts), self.out_proj)
 
     def _convolved(self, u: Tensor, context: LayerContext, conv_pool: Tensor) -> Tensor:
         batch, n = context.batch, context.batch.num_decodes
-        decoded = prefilled = None
-        if batch.decode is not None:
-            source, slots = batch.decode.source, batch.decode.dst_slots
-            decoded = causal_conv1d_update(u[:n], self.conv_weight, self.conv_bias, conv_pool, source, slots)
+        parts = []
+        for group in batch.decode_groups:
+            slots = group.source, group.dst_slots
+            parts.append(causal_conv1d_update(u[group.rows], self.conv_weight, self.conv_bias, conv_pool, *slots))
         if batch.prefill is not None:
             segments = batch.prefill.segments
-            prefilled = causal_conv1d(u[n:], self.conv_weight, self.conv_bias, conv_pool, segments)
-        return batch.join(decoded, prefilled)
+            parts.append(causal_conv1d(u[n:], self.conv_weight, self.conv_bias, conv_pool, segments))
+        return batch.join(parts)
 
     def _projected(self, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Time steps [T, I], raw, and B and C [T, N]."""

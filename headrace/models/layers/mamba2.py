@@ -8,18 +8,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headrace.forward.forward_batch import DecodeRows, LayerContext
-from headrace.forward.memory import CacheMemory
+from headrace.forward.forward_batch import LayerContext
+from headrace.forward.memory import CacheMemory, LayerTail
 from headrace.kernels.conv.prefill import causal_conv1d
-from headrace.kernels.conv.update import causal_conv1d_update
+from headrace.kernels.conv.tail_update import causal_conv1d_tail_update
 from headrace.kernels.dense.fp8_rows import Fp8Format, Rows
 from headrace.kernels.dense.gated_rms_norm import gate_then_norm_rows
 from headrace.kernels.dense.linear import LinearWeight
 from headrace.kernels.dense.residual import Product
 from headrace.kernels.lib.segments import PrefillSegments
+from headrace.kernels.lib.tails import Tails
 from headrace.kernels.ssd.heads import SsdHeads
 from headrace.kernels.ssd.prefill import ssd_prefill
-from headrace.kernels.ssd.update import ssd_update
+from headrace.kernels.ssd.tail_update import SsdTail, ssd_tail_update
 from headrace.models.config import Mamba2Config
 from headrace.models.weight_files import WeightSource
 
@@ -78,20 +79,40 @@ class Mamba2:
         config, batch, n = self.config, context.batch, context.batch.num_decodes
         projected = self.in_proj(x)
         gate, u, dt = projected.split((config.inner_size, config.conv_channels, config.num_heads), dim=-1)
-        decoded = prefilled = None
-        if batch.decode is not None:
-            decoded = self._decode(u[:n], dt[:n], batch.decode, context.memory)
+        parts = [
+            self._decode(u[group.rows], dt[group.rows], group.tails, context.memory) for group in batch.decode_groups
+        ]
         if batch.prefill is not None:
-            prefilled = self._prefill(u[n:], dt[n:], batch.prefill.segments, context.memory)
-        y = batch.join(decoded, prefilled).reshape(len(x), config.inner_size)
+            parts.append(self._prefill(u[n:], dt[n:], batch.prefill.segments, context.memory))
+        y = batch.join(parts).reshape(len(x), config.inner_size)
         rows = gate_then_norm_rows(y, gate, self.norm_I, self.norm_eps, config.num_groups, self.out_proj.reads)
         return Product(rows, self.out_proj)
 
-    def _decode(self, u: Tensor, dt: Tensor, rows: DecodeRows, memory: CacheMemory) -> Tensor:
-        conv_pool, rec_pool = memory.state_pools[self.index]
-        u = causal_conv1d_update(u, self.conv_weight, self.conv_bias, conv_pool, rows.source, rows.dst_slots)
+    def new_tail(self, num_rows: int, num_places: int) -> LayerTail:
+        """A ring of this layer, uninitialised."""
+        c, (dtype, device) = self.config, (self.conv_weight.dtype, self.conv_weight.device)
+
+        def entries(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+            return torch.empty(num_rows, num_places, *shape, dtype=dtype, device=device)
+
+        rec = SsdTail(
+            x=entries(c.num_heads, c.head_dim),
+            B=entries(c.num_groups, c.state_size),
+            dt=entries(c.num_heads, dtype=torch.float32),
+        )
+        return LayerTail(entries(c.conv_channels), rec)
+
+    def write_states(self, tails: Tails, memory: CacheMemory) -> None:
+        """Writes the states that the `tails` of no rows ask for."""
+        c, no_u = self.config, self.conv_weight.new_empty(0, self.config.conv_channels)
+        self._decode(no_u, self.conv_weight.new_empty(0, c.num_heads), tails, memory)
+
+    def _decode(self, u: Tensor, dt: Tensor, tails: Tails, memory: CacheMemory) -> Tensor:
+        (conv_pool, rec_pool), tail = memory.state_pools[self.index], memory.tails[self.index]
+        assert isinstance(tail.rec, SsdTail)
+        u = causal_conv1d_tail_update(u, self.conv_weight, self.conv_bias, conv_pool, tail.conv, tails)
         x, B, C = self._split(u)
-        return ssd_update(x, dt, B, C, self.heads, rec_pool, rows.source, rows.dst_slots)
+        return ssd_tail_update(x, dt, B, C, self.heads, rec_pool, tail.rec, tails)
 
     def _prefill(self, u: Tensor, dt: Tensor, segments: PrefillSegments, memory: CacheMemory) -> Tensor:
         conv_pool, rec_pool = memory.state_pools[self.index]

@@ -46,10 +46,11 @@ class ShortConv:
         batch, n = context.batch, context.batch.num_decodes
         before, behind, inner = self.in_proj(x).chunk(3, dim=-1)
         u, windows = before * inner, context.memory.state_pools[self.index].conv
-        decoded = prefilled = None
-        if batch.decode is not None:
-            source, slots = batch.decode.source, batch.decode.dst_slots
-            decoded = causal_conv1d_update(u[:n], self.conv_weight, None, windows, source, slots, silu=False)
+        parts = []
+        for group in batch.decode_groups:
+            slots = group.source, group.dst_slots
+            parts.append(causal_conv1d_update(u[group.rows], self.conv_weight, None, windows, *slots, silu=False))
         if batch.prefill is not None:
-            prefilled = causal_conv1d(u[n:], self.conv_weight, None, windows, batch.prefill.segments, silu=False)
-        return Product(behind * batch.join(decoded, prefilled), self.out_proj)
+            segments = batch.prefill.segments
+            parts.append(causal_conv1d(u[n:], self.conv_weight, None, windows, segments, silu=False))
+        return Product(behind * batch.join(parts), self.out_proj)

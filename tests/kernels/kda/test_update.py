@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from headrace.kernels.gdn.update import launch_shape
+from headrace.kernels.gdn.tiles import launch_shape
 from headrace.kernels.kda.heads import KdaHeads
 from headrace.kernels.kda.update import kda_update_torch, kda_update_triton
 from tests.kernels.naive import naive_gdn

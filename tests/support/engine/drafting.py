@@ -50,7 +50,8 @@ class Drafting:
     @classmethod
     def of(cls, model: HybridModel) -> "Drafting":
         memory = CacheMemory(model.cache_layout(BLOCK_SIZE), 32, 4)
-        for pool in memory.pools:
+        memory.tails = model.new_tails(memory.num_tail_rows, memory.tail_places)
+        for pool in (*memory.pools, *(part for tail in memory.tails for part in tail.parts)):
             pool.fill_(float("nan"))
         return cls(model, memory)
 
@@ -59,7 +60,11 @@ class Drafting:
         """Logits of the inputs' rows."""
         model = self.model
         batch = ForwardBatch.build(
-            inputs, BLOCK_SIZE, model.device, with_last_token_queries=model.uses_last_token_queries
+            inputs,
+            BLOCK_SIZE,
+            model.device,
+            tail_places=self.memory.tail_places,
+            with_last_token_queries=model.uses_last_token_queries,
         )
         return model.forward(batch, self.memory)
 

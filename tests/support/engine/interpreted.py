@@ -49,6 +49,12 @@ def step(sequence: int, prompt: list[int], start: int, end: int, src: int | None
     return SequenceInput(prompt[start:end], start, blocks_of(sequence), src, dst, **more)
 
 
+def forget_all(runner: ModelRunner) -> None:
+    """Fills its memory with NaN."""
+    for part in (*runner.memory.pools, *(part for tail in runner.memory.tails for part in tail.parts)):
+        part.fill_(float("nan"))
+
+
 def assert_same_memory(ours: ModelRunner, theirs: ModelRunner) -> None:
     for mine, other in zip(ours.memory.pools, theirs.memory.pools, strict=True):
         torch.testing.assert_close(mine, other, atol=2e-4, rtol=1e-3, equal_nan=True)

@@ -31,7 +31,11 @@ ANCHOR_FLOORS_MS = {  # shared/anchors/h200.md
 
 @pytest.mark.parametrize("work", [work for work in WORKS if work.name in ANCHOR_FLOORS_MS], ids=lambda work: work.name)
 def test_floors_are_those_of_the_anchor(work: Prefill | Decode) -> None:
-    assert floor_ms(work, GRANITE_H_MICRO) == pytest.approx(ANCHOR_FLOORS_MS[work.name], rel=0.05)
+    """But for decodes' states, which the anchor writes in each step, and tails once in 16."""
+    layout = GRANITE_H_MICRO.cache_layout("", "bfloat16", 16, "bfloat16")
+    saved_ms = 1e3 * 15 / 16 * work.num_sequences * layout.state_bytes / BYTES_A_SECOND
+    floor = floor_ms(work, GRANITE_H_MICRO) + (saved_ms if isinstance(work, Decode) else 0)
+    assert floor == pytest.approx(ANCHOR_FLOORS_MS[work.name], rel=0.05)
 
 
 @pytest.mark.parametrize(("name", "floor"), [("granite-4.0-h-tiny", 31), ("qwen3.5-35b-a3b", 61)])

@@ -7,6 +7,7 @@ from headrace.cache.hashing import PrefixHasher
 from headrace.cache.hits import ResumeLocally
 from headrace.cache.prefix_cache import PrefixCache
 from headrace.cache.publishing import Publisher, ScheduledChunk
+from headrace.cache.tails import Tail
 from headrace.engine.accepted_drafts import keep_accepted, num_right
 from headrace.engine.sequence import Job, Sequence
 from tests.support.engine.driving import GREEDY, request, resume_locally
@@ -52,6 +53,7 @@ class Decoding:
 
     @property
     def found(self) -> tuple[object, ...]:
+        """What of it is in the cache."""
         stats, contents = self.cache.stats(), self.cache.contents()
         positions = [checkpoint.num_tokens for checkpoint in self.sequence.decoded]
         return positions, set(contents.blocks), set(contents.checkpoints), stats.slots, stats.blocks
@@ -69,3 +71,42 @@ def test_tokens_accepted_at_once_leave_what_single_steps_leave(length: int, num_
     kept = {checkpoint.num_tokens: checkpoint.slot for checkpoint in at_once.sequence.decoded}
     assert list(kept) == list(range(BLOCK, length + num_tokens + 1, BLOCK))
     assert all(at_once.tokens_of[slot] == position for position, slot in kept.items())
+
+
+class DecodingWithTail(Decoding):
+    """The same, of a model that keeps tails."""
+
+    def step(self, tokens: list[int], *, at_once: bool, num_wrong: int = 0) -> None:
+        sequence, claim = self.sequence, self.sequence.held
+        for part in [tokens] if at_once else [[token] for token in tokens]:
+            start = sequence.num_computed
+            sequence.tail = sequence.tail or Tail(0, start)
+            chunk = ScheduledChunk(sequence, ChunkSpan(start, start + len(part) + num_wrong))
+            chunk.tail = sequence.tail.step(chunk.span, BLOCK)
+            if chunk.tail.written is not None:
+                rests_on_draft = chunk.tail.written > start + 1
+                chunk.draft_slots = self.cache.draft_slots.take(int(rests_on_draft and claim.source is None))
+                self.tokens_of[(*chunk.draft_slots, claim.slot)[0]] = chunk.tail.written
+            elif claim.source is None:
+                self.tokens_of.setdefault(claim.slot, start)
+            sequence.extend(part)
+            keep_accepted(chunk, len(part), self.cache, self.publisher)
+            self.cache.draft_slots.give_back(chunk.draft_slots)
+            self.cache.check()
+            assert sequence.num_computed == start + len(part)
+            assert self.tokens_of[sequence.state_slot] == sequence.tail.base > sequence.num_computed - BLOCK
+
+
+@pytest.mark.parametrize("length", [3, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize(("num_tokens", "num_wrong"), [(1, 0), (1, 1), (1, 3), (2, 0), (2, 2), (3, 1), (4, 0)])
+def test_with_a_tail_tokens_leave_the_same(length: int, num_tokens: int, num_wrong: int) -> None:
+    """The state at an end of a block is written in passing, on a draft or not, and may be forgotten with it."""
+    with_tail, without = DecodingWithTail(length), Decoding(length)
+    for first in (20, 40, 60):
+        tokens = list(range(first, first + num_tokens))
+        with_tail.step(tokens, at_once=True, num_wrong=num_wrong)
+        without.step(tokens, at_once=False)
+        # Slots aside: a checkpoint stays in use as the base of the tail.
+        assert with_tail.found[:3] == without.found[:3] and with_tail.found[4] == without.found[4]
+    kept = {checkpoint.num_tokens: checkpoint.slot for checkpoint in with_tail.sequence.decoded}
+    assert all(with_tail.tokens_of[slot] == position for position, slot in kept.items())

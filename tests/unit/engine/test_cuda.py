@@ -25,6 +25,7 @@ from tests.support.engine.driving import (
     small_engine,
     submit,
 )
+from tests.support.engine.interpreted import forget_all
 from tests.support.engine.mtp_checkpoints import add_mtp
 from tests.support.engine.oracle import random_prompt
 
@@ -106,8 +107,7 @@ def prefilled(path: Path, lengths: tuple[int, ...], dtype: str) -> ModelRunner:
     """Sequence i stands in blocks 16 i .. 16 i + 15 and slot i; everything else is NaN. States are of `dtype`, too."""
     model = random_model(load_config(path), getattr(torch, dtype), "cuda")
     runner = ModelRunner(model, CacheMemory(model.cache_layout(16, dtype), 16 * len(lengths), 24, "cuda"))
-    for pool in runner.memory.pools:
-        pool.fill_(float("nan"))
+    forget_all(runner)
     steps = [SequenceInput(random_prompt(n), 0, blocks_of(i), None, i) for i, n in enumerate(lengths)]
     runner.launch(steps, greedy_draws(lengths))
     return runner

@@ -47,6 +47,7 @@ class MarkovChain:
     device: torch.device = CPU
     dtype: torch.dtype = torch.float32
     mtp: None = None
+    has_tails: bool = False
 
     def cache_layout(self, block_size: int, state_dtype: str = "float32") -> CacheLayout:
         return self.config.cache_layout(self.fingerprint, "float32", block_size, state_dtype)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from headrace.cache.tails import TailStep
 from headrace.engine.build import BuiltEngine
 from headrace.engine.draft_passes import DraftStart, draft_tokens
 from headrace.engine.drafts_ahead import CheckedSequence, FutureDrafts
@@ -27,7 +28,7 @@ from tests.support.engine.driving import (
     small_engine,
     submit,
 )
-from tests.support.engine.interpreted import BLOCKS_EACH, assert_same_memory, blocks_of, capture_layer, step
+from tests.support.engine.interpreted import BLOCKS_EACH, assert_same_memory, blocks_of, capture_layer, forget_all, step
 from tests.support.engine.mtp_checkpoints import add_mtp, train_mtp
 from tests.support.engine.oracle import random_prompt
 
@@ -76,19 +77,23 @@ def test_passes_begin_behind_the_drafts_that_were_right(trained: Path) -> None:
     for _ in range(2):
         model = load_model(str(trained), torch.float32, "cpu", with_mtp=True)
         memory = CacheMemory(model.cache_layout(16), 4 * BLOCKS_EACH, 12)
-        for pool in memory.pools:
-            pool.fill_(float("nan"))
         runners.append(ModelRunner(model, memory))
+        forget_all(runners[-1])
     plain, ours = runners
     capture_layer(ours, 4, MAX_TOKENS)
     prompts = [random_prompt(n, seed=n) for n in (14, 30, 9)]
     drafted = [[2, 3, 4], [6, 7], [8]]
-    slots = [(5, 6, 7), (8, 9), (10,)]
     inputs = [
         SequenceInput(
-            [1, *drafts], len(prompt), blocks_of(i), i, i, tuple(enumerate(states, len(prompt) + 1)), len(drafts) + 1
+            [1, *drafts],
+            len(prompt),
+            blocks_of(i),
+            i,
+            i,
+            num_logits=len(drafts) + 1,
+            tail=TailStep(i, len(prompt), None),
         )
-        for i, (prompt, drafts, states) in enumerate(zip(prompts, drafted, slots, strict=True))
+        for i, (prompt, drafts) in enumerate(zip(prompts, drafted, strict=True))
     ]
     for runner in runners:
         runner.forward([step(i, prompt, 0, len(prompt), None, i) for i, prompt in enumerate(prompts)])
@@ -102,9 +107,9 @@ def test_passes_begin_behind_the_drafts_that_were_right(trained: Path) -> None:
         plain.model,
         plain.memory,
         [
-            DraftStart(50, 14 + 4, blocks_of(0), 0, 3),
-            DraftStart(51, 30 + 2, blocks_of(1), 9, 3),
-            DraftStart(53, 9 + 1, blocks_of(2), 10, 2),
+            DraftStart(50, 14 + 4, blocks_of(0), plain.memory.ring_place(0, 14 + 3), 3),
+            DraftStart(51, 30 + 2, blocks_of(1), plain.memory.ring_place(1, 30 + 1), 3),
+            DraftStart(53, 9 + 1, blocks_of(2), plain.memory.ring_place(2, 9), 2),
         ],
     )
     assert made is not None
@@ -112,7 +117,8 @@ def test_passes_begin_behind_the_drafts_that_were_right(trained: Path) -> None:
     assert [ids[0], ids[1], ids[2][:2]] == expected
     assert_same_memory(ours, plain)
     # The next check may be about these, and the passes behind it read them where they are.
-    entry = SequenceInput([50, 0, 0], 18, blocks_of(0), 0, 0, ((19, 5), (20, 6)), 3, future_drafts=0)
+    tail = TailStep(0, 14, None)
+    entry = SequenceInput([50, 0, 0], 18, blocks_of(0), 0, 0, num_logits=3, future_drafts=0, tail=tail)
     ours._drawn[:3] = torch.tensor([*ids[0][:2], 60])
     again = ours.draft_ahead([CheckedSequence(entry, 0, 64)], 1)
     assert again is not None and ours._drafts is not None

@@ -2,7 +2,7 @@
 
 import gc
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import pytest
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from headrace.cache.layout import AttentionGroup, CacheLayout, StateGroup
+from headrace.cache.tails import TailStep
 from headrace.engine.decode_inputs import DecodeInputs
 from headrace.engine.draw import Draw
 from headrace.engine.graphs import BATCH_SIZES, Captured, CapturedPasses, StepGraphs, nothing_collected, sizes_up_to
@@ -21,6 +22,7 @@ from headrace.forward.forward_batch import ForwardBatch
 from headrace.forward.memory import CacheMemory
 from headrace.forward.sequence_input import SequenceInput
 from headrace.kernels.lib.dot import dot_block
+from headrace.kernels.lib.tails import TailField
 from headrace.models.model import HybridModel
 from headrace.request import Sampling
 from tests.support.engine.oracle import random_prompt
@@ -106,11 +108,25 @@ def test_rows_say_where_each_sequence_stands(setup: Setup) -> None:
     (batch,) = setup.model.seen
     assert batch.tokens_T.tolist() == [7, 8] and batch.positions_T.tolist() == [9, 0]
     assert batch.block_T.tolist() == [3, 2] and batch.offset_T.tolist() == [1, 0]
-    assert batch.decode.source.slots_N.tolist() == [4, -1] and batch.decode.dst_slots.tolist() == [4, 6]
+    (group,) = batch.decode.groups
+    assert group.source.slots_N.tolist() == [4, -1] and group.dst_slots.tolist() == [4, 6]
     contexts = batch.decode.attention.contexts
     assert contexts.lens_R.tolist() == [10, 1]
     assert contexts.table_NM[0, :3].tolist() == [5, 0, 3] and contexts.table_NM[1, :1].tolist() == [2]
     assert logits.argmax(-1).tolist() == setup.drawn[:2].tolist() == [8, 9]
+
+
+def test_tails_say_what_is_read_of_the_ring_and_when_a_state_is_written(setup: Setup) -> None:
+    inputs = [
+        replace(decode(7, 3, [5], 4, 4), tail=TailStep(2, 1, None)),
+        replace(decode(8, 7, [2, 1], 6, 1), tail=TailStep(0, 4, 8)),
+    ]
+    setup.graphs.run(inputs)
+    (batch,) = setup.model.seen
+    expected = [[4, -1, 2, 1, 2, 0], [6, 1, 0, 4, 3, 4]]
+    assert batch.decode.groups[0].tails.fields.tolist() == expected
+    built = ForwardBatch.build(inputs, 4, torch.device("cpu"), tail_places=setup.memory.tail_places)
+    assert built.decode_groups[0].tails.fields.tolist() == expected
 
 
 def test_padding_sees_nothing_and_writes_where_nobody_looks(setup: Setup) -> None:
@@ -118,7 +134,9 @@ def test_padding_sees_nothing_and_writes_where_nobody_looks(setup: Setup) -> Non
     logits = logits_of(setup, [decode(7, 1, [i], i, i) for i in range(3)])
     batch = setup.model.seen[-1]
     assert len(logits) == 3 and batch.num_decodes == 4
-    assert batch.decode.source.slots_N.tolist() == batch.decode.dst_slots.tolist() == [0, 1, 2, -1]
+    (group,) = batch.decode.groups
+    assert group.source.slots_N.tolist() == group.dst_slots.tolist() == [0, 1, 2, -1]
+    assert group.tails.fields[:, TailField.ROW].tolist() == [0, 1, 2, -1]
     assert batch.decode.attention.contexts.lens_R.tolist() == [2, 2, 2, 0]
     assert batch.block_T.tolist() == [0, 1, 2, setup.memory.scratch_block]
     assert setup.memory.kv_pools[0][0].shape[0] == setup.memory.num_blocks + 1 == setup.memory.scratch_block + 1
@@ -214,7 +232,7 @@ def test_decodes_and_a_chunk_are_one_pass_where_it_was_captured(mixing: Setup) -
     assert batch.tokens_T.tolist() == [10, 20, 0, 0, 5, 6, 7, 0, 0, 0, 0, 0]
     assert batch.positions_T.tolist()[:7] == [1, 1, 0, 0, 3, 4, 5]
     assert batch.block_T.tolist()[:8] == [0, 2, scratch, scratch, 3, 1, 1, scratch]
-    assert batch.decode.dst_slots.tolist() == [0, 2, -1, -1]
+    assert batch.decode.groups[0].dst_slots.tolist() == [0, 2, -1, -1]
     assert batch.prefill.attention.chunks.start_N.tolist()[0] == 3
     assert batch.logit_rows.tolist()[:3] == [0, 1, 6]
     queries = batch.last_token_queries

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from headrace.cache.layout import AttentionGroup, CacheLayout, StateGroup
+from headrace.cache.tails import TailStep
 from headrace.engine.draft_passes import DraftStart, draft_tokens
 from headrace.engine.graphs import Captured, checked_sizes
 from headrace.engine.runner import ModelRunner
@@ -19,7 +20,14 @@ from headrace.forward.memory import CacheMemory
 from headrace.forward.sequence_input import SequenceInput
 from headrace.kernels.attention.decode import PagedContexts
 from headrace.models.weights import load_model
-from tests.support.engine.interpreted import BLOCKS_EACH, assert_same_memory, blocks_of, step, triton_on_the_cpu
+from tests.support.engine.interpreted import (
+    BLOCKS_EACH,
+    assert_same_memory,
+    blocks_of,
+    forget_all,
+    step,
+    triton_on_the_cpu,
+)
 from tests.support.engine.mtp_checkpoints import add_mtp
 from tests.support.engine.oracle import random_prompt
 
@@ -30,9 +38,9 @@ MAX_TOKENS, MOST_ROWS = BLOCKS_EACH * 16, 16
 def runner_of(path: Path) -> ModelRunner:
     model = load_model(str(path), torch.float32, "cpu", with_mtp=True)
     memory = CacheMemory(model.cache_layout(16), 4 * BLOCKS_EACH, 12)
-    for pool in memory.pools:
-        pool.fill_(float("nan"))
-    return ModelRunner(model, memory)
+    runner = ModelRunner(model, memory)
+    forget_all(runner)
+    return runner
 
 
 @pytest.fixture
@@ -54,10 +62,10 @@ def once_needed(vocab_size: int, work: Callable[[], Tensor]) -> Captured:
     return Captured(replay, logits)
 
 
-def drafted(sequence: int, tokens: list[int], start: int, *slots: int) -> SequenceInput:
-    """A token and its drafts, whose states go to `slots`, the last to the sequence's own."""
-    emit = tuple((start + 1 + i, slot) for i, slot in enumerate(slots))
-    return SequenceInput(tokens, start, blocks_of(sequence), sequence, sequence, emit, len(tokens))
+def drafted(sequence: int, tokens: list[int], start: int, written: int | None = None, dst: int = 11) -> SequenceInput:
+    """A token and its drafts behind the state in its slot; the state after `written` tokens goes to `dst`."""
+    tail, slots = TailStep(sequence, start, written), (sequence, sequence if written is None else dst)
+    return SequenceInput(tokens, start, blocks_of(sequence), *slots, num_logits=len(tokens), tail=tail)
 
 
 @pytest.mark.slow
@@ -65,14 +73,14 @@ def drafted(sequence: int, tokens: list[int], start: int, *slots: int) -> Sequen
 def test_a_captured_check_equals_a_plain_one_row_for_row_and_state_for_state(with_layer: Path) -> None:
     """Sequences with three drafts, with one, and with none, and one of padding; some drafts are on the device alone."""
     plain, ours = runner_of(with_layer), runner_of(with_layer)
-    prompts = [random_prompt(n, seed=n) for n in (17, 30, 9)]
+    prompts = [random_prompt(n, seed=n) for n in (17, 31, 15)]
     for runner in (plain, ours):
         runner.forward([step(i, prompt, 0, len(prompt), None, i) for i, prompt in enumerate(prompts)])
     ours.capture_checks(4, 3, MAX_TOKENS, partial(once_needed, ours.model.config.vocab_size))
     inputs = [
-        drafted(0, [1, 2, 3, 4], 17, 5, 6, 7),
-        drafted(1, [5], 30),
-        drafted(2, [6, 7], 9, 8),
+        drafted(0, [1, 2, 3, 4], 17),
+        drafted(1, [5], 31, written=32, dst=1),
+        drafted(2, [6, 7], 15, written=16),
     ]
     ours._drafted[2, :3] = torch.tensor([2, 3, 4])
     future = replace(inputs[0], tokens=[1, 0, 0, 0], future_drafts=2)
@@ -82,6 +90,15 @@ def test_a_captured_check_equals_a_plain_one_row_for_row_and_state_for_state(wit
     torch.testing.assert_close(replayed.logits, expected, atol=2e-3, rtol=1e-3)
     assert ours._drawn[:7].tolist() == expected.argmax(-1).tolist()
     assert_same_memory(ours, plain)
+    # Behind two of the drafts, behind a state that was written in place, and behind one that was written elsewhere.
+    after = [
+        replace(drafted(0, [7, 8], 20), tail=TailStep(0, 17, None)),
+        drafted(1, [9], 32),
+        replace(drafted(2, [8], 17), src_slot=11, tail=TailStep(2, 16, None)),
+    ]
+    replayed = ours._graphs.run(after)
+    assert replayed is not None
+    torch.testing.assert_close(replayed.logits, plain.forward(after), atol=2e-3, rtol=1e-3)
 
 
 def test_a_check_names_the_blocks_of_a_sequence_once_for_all_its_rows() -> None:
@@ -89,8 +106,8 @@ def test_a_check_names_the_blocks_of_a_sequence_once_for_all_its_rows() -> None:
     layout = CacheLayout("f", "float32", "float32", 16, (AttentionGroup(1, 1, 4),), (StateGroup(1, (2, 3), (2, 4)),))
     memory = CacheMemory(layout, 4 * BLOCKS_EACH, 12)
     inputs = VerifyInputs(memory, torch.zeros(16, 3, dtype=torch.int64), 4, 4, MAX_TOKENS)
-    inputs.load([drafted(2, [9, 9, 9, 9], 40, 8, 9, 10), drafted(1, [9, 9, 9, 9], 40, 4, 5, 6)], 8)
-    inputs.load([drafted(0, [1, 2, 3, 4], 14, 5, 6, 7), drafted(1, [5], 30)], 12)
+    inputs.load([drafted(2, [9, 9, 9, 9], 40), drafted(1, [9, 9, 9, 9], 40)], 8)
+    inputs.load([drafted(0, [1, 2, 3, 4], 14), drafted(1, [5], 30)], 12)
     batch = inputs.batch(12)
     assert batch.decode is not None
     contexts = batch.decode.attention.contexts
