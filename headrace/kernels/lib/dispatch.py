@@ -1,6 +1,6 @@
 """Choice of an operation's implementation: its torch reference, its Triton kernel, or its Hopper variant.
 
-Triton's kernels run on GPUs, the references elsewhere. A Hopper variant, warp-specialised in Gluon, takes what it fits
+Triton's kernels run on GPUs, the references elsewhere. A Hopper variant, written in Gluon, takes what it fits
 (`fits_hopper` beside it) on Hopper GPUs, unless the process has switched all of them off.
 
 Without a GPU the Triton kernels run in Triton's interpreter, for their tests alone: `TRITON_INTERPRET=1` must be in

@@ -12,13 +12,16 @@ from headrace.kernels.dense import swiglu_linear_hopper
 from headrace.kernels.dense.linear import LinearWeight
 from headrace.kernels.gdn.heads import GdnHeads
 from headrace.kernels.gdn.scan import gdn_prefill_triton
+from headrace.kernels.gdn.tail_update import GdnTail, gdn_tail_update
 from headrace.kernels.lib import dispatch
 from headrace.kernels.lib.dispatch import runs_hopper, set_hopper_kernels
 from headrace.kernels.lib.segments import PrefillSegments
+from headrace.kernels.lib.tails import Tails
 from headrace.kernels.moe import grouped_linear_hopper
 from headrace.kernels.moe.experts import moe_experts
 from headrace.kernels.ssd.heads import SsdHeads
 from headrace.kernels.ssd.scan import ssd_prefill_triton
+from headrace.kernels.ssd.tail_update import SsdTail, ssd_tail_update
 
 ROWS = 4096
 CPU = torch.device("cpu")
@@ -57,6 +60,22 @@ def gdn() -> None:
     gdn_prefill_triton(keys, keys, random(ROWS, 4, 128), gates, gates, heads, pool, segments())
 
 
+TAILS = Tails(torch.tensor([[0, -1, 0, 0, 3, 0]], dtype=torch.int32), 1)
+
+
+def ssd_decode() -> None:
+    heads, columns = SsdHeads(-torch.rand(8), torch.rand(8), torch.rand(8)), random(1, 1, 128)
+    tail = SsdTail(random(1, 32, 8, 64), random(1, 32, 1, 128), torch.rand(1, 32, 8))
+    ssd_tail_update(random(1, 8, 64), random(1, 8), columns, columns, heads, random(2, 8, 64, 128), tail, TAILS)
+
+
+def gdn_decode() -> None:
+    heads, keys, gates = GdnHeads(-torch.rand(4), torch.rand(4)), random(1, 2, 128), random(1, 4)
+    tail = GdnTail(random(1, 32, 2, 128), random(1, 32, 4, 128), -torch.rand(1, 32, 4))
+    pool = random(2, 4, 128, 128)
+    gdn_tail_update(keys, keys, random(1, 4, 128), gates, gates, heads, pool, tail, TAILS)
+
+
 def experts() -> None:
     expert = torch.randint(4, (ROWS, 2), dtype=torch.int32)
     moe_experts(random(ROWS, 64), expert, torch.ones(ROWS, 2), random(4, 256, 64), random(4, 64, 128))
@@ -67,6 +86,8 @@ OPERATIONS: dict[Callable[[], None], str] = {
     swiglu: "_swiglu_linear_kernel",
     ssd: "_ssd_hopper_outputs_kernel",
     gdn: "_gdn_hopper_states_kernel",
+    ssd_decode: "_ssd_tail_hopper_kernel",
+    gdn_decode: "_gdn_tail_hopper_kernel",
     experts: "_grouped_linear_kernel",
 }
 
