@@ -12,9 +12,7 @@ import random
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -23,20 +21,21 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
-from headrace.grammar_threads import GrammarThreads
+from headrace.answer_grammar import NOT_DRAFTED, AnswerGrammar, CompiledGrammar, first_line
+from headrace.grammar_threads import GrammarThreads, WorkGroup
 
 MAX_LEXER_STATES = 25_000
 """States of one grammar's lexer, of 1 to 2 KiB each: an answer that leads to more of them fails."""
 KEPT_GRAMMARS, KEPT_TEXT_BYTES = 64, 2 << 20
-"""Compiled grammars that a node keeps, and the most that their texts may have together."""
-NOT_DRAFTED = "// of a client: not drafted"
-"""In a grammar: nothing is looked up ahead of its masks. llguidance computes masks without the GIL, but keeps it while
-it follows tokens or finds what is forced: a grammar of 800 rules took it 55 s for that, in one call."""
-GRAMMAR_THREADS = 8
-WORK_LIMIT_S, ANSWER_ALLOWANCE_S, TOKEN_LIMIT_S = 0.5, 0.5, 0.005
-"""Processor time: of one mask or one look at drafts, and of all of an answer, which may take the allowance and so much
-for each mask. Of a vocabulary of 151,936 the dearest mask of benchmarks/engine/structured_output.py takes 1.5 ms. What
-allows a token is looked at again when it is taken, so that this bounds that as well."""
+"""Compiled grammars that a node keeps, and the most that their texts may have together. One that was compiled several
+times counts as several."""
+GRAMMAR_THREADS = max(1, min(8, (os.cpu_count() or 1) // 2))
+SHARED_BY = 8
+"""Answers that a grammar was compiled for when another one of it is made, up to one for each thread. Their masks follow
+each other (`CompiledGrammar`), about 30 us each at a vocabulary of 151,936. All 64 masks of a batch by one grammar took
+2 ms of an H200's step of 5, in any number of threads."""
+WORK_LIMIT_S = 0.5
+"""Processor time of one mask."""
 MOST_LEFT_BEHIND = 4
 """Threads with work that nobody awaits, beyond which a node takes no new grammar."""
 PROBED_BYTES, PROBE_LIMIT_S = 64, 0.25
@@ -50,95 +49,29 @@ class GrammarError(ValueError):
     """A grammar that cannot be held; the message says what in it, and where."""
 
 
-@dataclass
-class GrammarTime:
-    """Processor time that one answer's masks and looks at its drafts have taken. `grammar`: its text."""
-
-    grammar: str = ""
-    num_masks: int = 0
-    seconds: float = 0.0
-    is_spent: bool = False
-
-    def add(self, seconds: float | None, num_masks: int = 1) -> None:
-        """More of it, for so many masks; None: it was given up."""
-        self.num_masks += num_masks
-        self.seconds += seconds or 0.0
-        allowed_s = ANSWER_ALLOWANCE_S + TOKEN_LIMIT_S * self.num_masks
-        self.is_spent = self.is_spent or seconds is None or self.seconds > allowed_s
-
-
-class AnswerGrammar:
-    """How far one answer has come in its grammar. One thread at a time may use it.
-
-    time   spent on it; once that is too much, the matcher is not touched again: a thread that was left behind may
-           still be in it
-    """
-
-    def __init__(self, matcher: LLMatcher, time: GrammarTime) -> None:
-        self.matcher = matcher
-        self.time = time
-
-    @cached_property
-    def takes_drafts(self) -> bool:
-        """False for a client's own grammar: to look ahead in it may take a minute, in which no other thread runs."""
-        return NOT_DRAFTED not in self.time.grammar
-
-    def append(self, token_ids: Sequence[int]) -> None:
-        """The answer's next tokens; afterwards `error` is set if the grammar does not allow them."""
-        if not self.time.is_spent:
-            self.matcher.consume_tokens(list(token_ids))
-
-    def allowed(self, token_ids: Sequence[int]) -> Sequence[int]:
-        """The leading ones of these tokens after which the grammar allows another one, up to one that takes long."""
-        if self.time.is_spent or not self.takes_drafts:
-            return ()
-        began_s, looked_s = time.thread_time(), time.perf_counter()
-        further, num_allowed = self.matcher.deep_copy(), 0
-        for token_id in token_ids:
-            is_allowed = further.consume_token(token_id) and not further.is_stopped()
-            before_s, looked_s = looked_s, time.perf_counter()
-            if not is_allowed or looked_s - before_s > TOKEN_LIMIT_S:
-                break
-            num_allowed += 1
-        self.time.add(time.thread_time() - began_s, num_masks=0)
-        return token_ids[:num_allowed]
-
-    def forced(self) -> list[int]:
-        """Tokens of the only text that the grammar leaves next; none where it leaves a choice."""
-        if self.time.is_spent or not self.takes_drafts:
-            return []
-        began_s = time.thread_time()
-        tokens = self.matcher.compute_ff_tokens()
-        self.time.add(time.thread_time() - began_s, num_masks=0)
-        return tokens
-
-    @property
-    def is_complete(self) -> bool:
-        """True if the answer is whole and nothing may follow it."""
-        return not self.time.is_spent and self.matcher.is_stopped() and not self.matcher.is_error()
-
-    @property
-    def error(self) -> str | None:
-        """Why the grammar can be followed no further; None: it can."""
-        if self.time.is_spent:
-            return f"it takes more than {TOKEN_LIMIT_S * 1e3:g} ms a token: let fewer parts match the same text"
-        return _first_line(self.matcher.get_error()) if self.matcher.is_error() else None
-
-
 class Grammars:
     """The compiled grammars of one model: its tokenizer is loaded with the first of them.
 
     `answer` may be called by any thread, the rest by one at a time.
+
+    num_threads   that compute masks
     """
 
-    def __init__(self, tokenizer_file: Path | None, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        tokenizer_file: Path | None,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        num_threads: int = GRAMMAR_THREADS,
+    ) -> None:
         self._file = tokenizer_file
         self._eos_token_ids = [token_id for token_id in eos_token_ids if token_id < vocab_size]
         self._vocab_size = vocab_size
+        self._num_threads = num_threads
         self._loading = threading.Lock()
         self._loaded: LLTokenizer | None = None
         self._lock = threading.Lock()
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[str, list[CompiledGrammar]] = OrderedDict()
         self._given_up: OrderedDict[str, None] = OrderedDict()
 
     def answer(self, text: str, token_ids: Sequence[int] = ()) -> AnswerGrammar:
@@ -146,13 +79,8 @@ class Grammars:
         with self._lock:
             if text in self._given_up:
                 raise GrammarError("it took too much time in another answer: let fewer parts match the same text")
-            compiled = self._compiled.get(text)
-            if compiled is not None:
-                self._compiled.move_to_end(text)
-                compiled = compiled.deep_copy()
-        if compiled is None:
-            compiled = self._compile(text)
-        answer = AnswerGrammar(compiled, GrammarTime(text))
+            compiled = self._with_room(text)
+        answer = (compiled or self._compile(text)).answer()
         answer.append(token_ids)
         if answer.error is not None:
             raise GrammarError(f"the answer so far does not follow its grammar: {answer.error}")
@@ -175,50 +103,65 @@ class Grammars:
         means nothing.
         """
         first, num_bytes = masks.ctypes.data, masks.strides[0]
-        rows = [row for row, answer in enumerate(answers) if not answer.time.is_spent]
-        fill = [
-            partial(
-                _fill,
-                answers[row].matcher.deep_copy() if drafts[row] else answers[row].matcher,
-                drafts[row],
-                first + row * num_bytes,
-                num_bytes,
+        rows_of: dict[CompiledGrammar, list[int]] = {}
+        for row, answer in enumerate(answers):
+            if not answer.is_spent:
+                rows_of.setdefault(answer.compiled, []).append(row)
+        groups = [
+            WorkGroup(
+                compiled.text,
+                [_filling(answers[row].matcher, drafts[row], first + row * num_bytes, num_bytes) for row in rows],
             )
-            for row in rows
+            for compiled, rows in rows_of.items()
         ]
-        done = self._threads.run(fill, [answers[row].time.grammar for row in rows], masks)
-        masks[[row for row, answer in enumerate(answers) if answer.time.is_spent]] = -1
-        for row, result in zip(rows, done, strict=True):
-            time = answers[row].time
-            if result is None:
-                time.add(None)
-                self._give_up(time.grammar)
-                masks[row] = -1
+        done = self._threads.run(groups, masks)
+        for (compiled, rows), seconds in zip(rows_of.items(), done, strict=True):
+            if seconds is None:
+                self._give_up(compiled)
             else:
-                time.add(result[1])
+                for row in rows:
+                    answers[row].time.add(seconds / len(rows))
+        masks[[row for row, answer in enumerate(answers) if answer.is_spent]] = -1
         _leave_out(unwanted, masks)
 
-    def _give_up(self, text: str) -> None:
-        """Refuses the grammar from now on: each answer by it would leave one more thread behind."""
+    def _give_up(self, compiled: CompiledGrammar) -> None:
+        """Ends all answers by the grammar, and refuses it from now on: each would leave one more thread behind."""
         with self._lock:
-            self._compiled.pop(text, None)
-            self._given_up[text] = None
+            for each in (compiled, *self._compiled.pop(compiled.text, ())):
+                each.is_given_up = True
+            self._given_up[compiled.text] = None
             while len(self._given_up) > KEPT_GRAMMARS:
                 self._given_up.popitem(last=False)
 
-    def _compile(self, text: str) -> LLMatcher:
+    def _with_room(self, text: str) -> CompiledGrammar | None:
+        """The compiled grammar of this text with the fewest answers; None: another one is to be compiled."""
+        known = self._compiled.get(text)
+        if known is None:
+            return None
+        self._compiled.move_to_end(text)
+        fewest = min(known, key=lambda compiled: len(compiled.answers))
+        is_full = len(fewest.answers) >= SHARED_BY and len(known) < self._num_threads
+        return None if is_full else fewest
+
+    def _compile(self, text: str) -> CompiledGrammar:
         with self._lock:
             threads = self._threads  # made by the first to ask
         if threads.num_left_behind >= MOST_LEFT_BEHIND:
             raise GrammarError(f"{MOST_LEFT_BEHIND} grammars that were given up still take this node's time")
         matcher = LLMatcher(self._tokenizer(), text, log_level=0, limits=_limits())
         if matcher.is_error():
-            raise GrammarError(_first_line(matcher.get_error()))
+            raise GrammarError(first_line(matcher.get_error()))
+        compiled = CompiledGrammar(text, matcher)
         with self._lock:
-            self._compiled[text] = matcher.deep_copy()
-            while len(self._compiled) > KEPT_GRAMMARS or sum(map(len, self._compiled)) > KEPT_TEXT_BYTES:
+            self._compiled.setdefault(text, []).append(compiled)
+            while self._keeps_too_much():
                 self._compiled.popitem(last=False)
-        return matcher
+        return compiled
+
+    def _keeps_too_much(self) -> bool:
+        counts = {text: len(known) for text, known in self._compiled.items()}
+        num_bytes = sum(len(text) * count for text, count in counts.items())
+        return sum(counts.values()) > KEPT_GRAMMARS or num_bytes > KEPT_TEXT_BYTES
 
     def _tokenizer(self) -> LLTokenizer:
         with self._loading:
@@ -235,15 +178,19 @@ class Grammars:
 
     @cached_property
     def _threads(self) -> GrammarThreads:
-        return GrammarThreads(max(1, min(GRAMMAR_THREADS, (os.cpu_count() or 1) // 2)), WORK_LIMIT_S)
+        return GrammarThreads(self._num_threads, WORK_LIMIT_S)
 
 
-def _fill(matcher: LLMatcher, drafts: Sequence[int], address: int, num_bytes: int) -> None:
+def _filling(matcher: LLMatcher, drafts: Sequence[int], address: int, num_bytes: int) -> Callable[[], None]:
     """Writes the mask of what follows the drafts. Only the mask itself leaves other threads the GIL."""
     if drafts:
-        matcher.consume_tokens(list(drafts))
-    with suppress(ValueError):  # its own error says the same
-        matcher.unsafe_compute_mask_ptr(address, num_bytes)
+        return partial(_fill_behind, matcher.deep_copy(), drafts, address, num_bytes)
+    return partial(matcher.unsafe_compute_mask_ptr, address, num_bytes)
+
+
+def _fill_behind(matcher: LLMatcher, drafts: Sequence[int], address: int, num_bytes: int) -> None:
+    matcher.consume_tokens(list(drafts))
+    matcher.unsafe_compute_mask_ptr(address, num_bytes)
 
 
 def _leave_out(unwanted: Sequence[Iterable[int]], masks: NDArray[np.int32]) -> None:
@@ -277,7 +224,7 @@ def json_grammar(schema: object) -> str:
         strictly: Any = {"lenient": False}  # an unknown keyword is never ignored
         return LLMatcher.grammar_from_json_schema(plain, defaults, strictly)
     except (ValueError, RecursionError) as error:
-        raise GrammarError(_first_line(str(error))) from error
+        raise GrammarError(first_line(str(error))) from error
 
 
 _NEUTRAL: dict[str, Any] = {"uniqueItems": False, "unevaluatedItems": True, "unevaluatedProperties": True}
@@ -352,7 +299,7 @@ def check_grammar(text: str) -> None:
         if time.thread_time() - began_s > PROBE_LIMIT_S:
             raise GrammarError("it takes too long to follow: let fewer parts match the same text")
     if matcher.is_error() and "Current row has" in matcher.get_error():
-        raise GrammarError(_first_line(matcher.get_error()))
+        raise GrammarError(first_line(matcher.get_error()))
 
 
 @cache
@@ -363,7 +310,3 @@ def _bytes() -> LLTokenizer:
 
 def _limits() -> LLParserLimits:
     return LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
-
-
-def _first_line(message: str) -> str:
-    return message.partition("\n")[0]

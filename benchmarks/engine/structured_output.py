@@ -39,12 +39,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from benchmarks.engine.steps import Batch, greedy
 from benchmarks.shapes import SHAPES, TINY_MODELS, random_prompts
 from benchmarks.timing import compare, table_header, table_row
+from headrace.answer_grammar import AnswerGrammar
 from headrace.engine import runner
 from headrace.engine.build import BuiltEngine, engine_around
 from headrace.engine.config import EngineConfig
 from headrace.engine.sampler import Drawn
 from headrace.forward.memory import use_device
-from headrace.grammar import AnswerGrammar, GrammarError, Grammars, check_grammar, json_grammar
+from headrace.grammar import GrammarError, Grammars, check_grammar, json_grammar
 from headrace.models.weights import load_config, random_model
 
 VOCABULARY = 151_936  # of Qwen 2.5 and 3

@@ -9,6 +9,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
+from headrace.answer_grammar import AnswerGrammar
 from headrace.cache.claims import Claim
 from headrace.cache.hashing import PrefixHasher
 from headrace.cache.hits import HitPolicy, PrefixHit, ResumeAgain, ResumeLocally
@@ -18,7 +19,6 @@ from headrace.cache.tails import Tail
 from headrace.cache.types import PrefixKey
 from headrace.engine.bad_words import BadWords
 from headrace.engine.following import Following
-from headrace.grammar import AnswerGrammar
 from headrace.request import FinishReason, PromptLogprobs, Request, Token
 from headrace.speculation.draft_count import Acceptance
 from headrace.speculation.drafter import Drafter

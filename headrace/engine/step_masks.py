@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any
 
+from headrace.answer_grammar import AnswerGrammar
 from headrace.engine import sequence as engine_sequence
-from headrace.grammar import AnswerGrammar, Grammars
+from headrace.grammar import Grammars
 
 NewMasks = Callable[[int], Any]
 """Makes a tensor for the masks of K draws, as `ModelRunner.new_masks` does."""

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from headrace import grammar
+from headrace.answer_grammar import TOKEN_LIMIT_S, AnswerGrammar, GrammarTime
 from headrace.grammar import (
-    AnswerGrammar,
     GrammarError,
     Grammars,
     client_grammar,
@@ -22,8 +22,12 @@ TOKENIZER = build_tokenizer()
 
 @pytest.fixture
 def grammars(tmp_path: Path) -> Grammars:
-    TOKENIZER.save_pretrained(tmp_path)
-    return Grammars(tmp_path / "tokenizer.json", VOCAB_SIZE, (END_OF_TEXT_ID, TURN_END_ID))
+    return made_grammars(tmp_path, num_threads=2)
+
+
+def made_grammars(folder: Path, num_threads: int) -> Grammars:
+    TOKENIZER.save_pretrained(folder)
+    return Grammars(folder / "tokenizer.json", VOCAB_SIZE, (END_OF_TEXT_ID, TURN_END_ID), num_threads)
 
 
 def ids(text: str) -> list[int]:
@@ -54,6 +58,25 @@ def test_an_unwanted_token_is_left_out_unless_nothing_else_is_left(grammars: Gra
     assert found[0] and not found[0] & set(ends)
     assert found[1] == set(ends)
     assert (open_ended.is_complete, whole.is_complete) == (False, True)
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_many_answers_by_one_grammar_have_masks_of_their_own(num_threads: int, tmp_path: Path):
+    grammars, text = made_grammars(tmp_path, num_threads), json_grammar({"type": "object"})
+    starts = [ids('{"a": [1, "the river", {"b": null}]'[:length]) for length in range(35)]
+    found = allowed(grammars, [grammars.answer(text, start) for start in starts], [()] * 35)
+    assert found == [allowed(grammars, [grammars.answer(text, start)], [()])[0] for start in starts]
+    assert len({frozenset(mask) for mask in found}) > 5
+
+
+def test_a_grammar_of_many_answers_is_compiled_for_each_thread_and_no_more(grammars: Grammars):
+    text = regex_grammar("(the river )*")
+    few = [grammars.answer(text) for _ in range(grammar.SHARED_BY)]
+    assert len({answer.compiled for answer in few}) == 1
+    many = [grammars.answer(text) for _ in range(4 * grammar.SHARED_BY)]
+    assert len({answer.compiled for answer in [*few, *many]}) == 2
+    del few, many
+    assert len({grammars.answer(text).compiled for _ in range(4 * grammar.SHARED_BY)}) == 1
 
 
 @pytest.mark.parametrize(
@@ -163,6 +186,21 @@ def test_an_answer_whose_masks_take_too_long_ends_alone(grammars: Grammars, monk
         grammars.answer(ambiguous('"7"', 200))
 
 
+def test_with_a_mask_that_takes_too_long_all_answers_by_its_grammar_end(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+):
+    """The thread that computes it goes on and keeps a lock on what they share: to follow a token would wait for it."""
+    monkeypatch.setattr(grammar, "WORK_LIMIT_S", 0.02)
+    text = ambiguous('"7"', 200)
+    slow, *others = (grammars.answer(text) for _ in range(2 * grammar.SHARED_BY))
+    slow.append(ids("7"))
+    assert all(other.error is None for other in others)
+    allowed(grammars, [slow, others[0]], [(), ()])
+    for other in others:
+        other.append(ids("7"))
+        assert "more than 5 ms a token" in (other.error or "")
+
+
 def many_ways_to_one_text(num_rules: int, num_doublings: int) -> str:
     """Lark of `a` so many times, and nothing else: with 200 rules and 6 doublings, llguidance takes 1.7 s to see it."""
     lines = [f"start: s{num_doublings}", 's0: "aa"']
@@ -191,7 +229,7 @@ def test_time_spent_on_drafts_is_the_answers(grammars: Grammars):
     slow = grammars.answer(ambiguous('"7"', 200))
     tokens = [token for letter in "7abc" for token in ids(letter)]
     assert 1 <= len(slow.allowed(tokens)) < len(tokens)  # all are allowed; the second one took long
-    assert slow.time.seconds > grammar.TOKEN_LIMIT_S
+    assert slow.time.seconds > TOKEN_LIMIT_S
 
 
 def test_a_mask_behind_drafts_is_the_mask_after_these_tokens(grammars: Grammars):
@@ -203,7 +241,7 @@ def test_a_mask_behind_drafts_is_the_mask_after_these_tokens(grammars: Grammars)
 
 
 def test_masks_that_are_each_quick_enough_may_be_too_slow_together():
-    time_of = grammar.GrammarTime()
+    time_of = GrammarTime()
     for _ in range(1000):
         time_of.add(0.004)
     assert not time_of.is_spent

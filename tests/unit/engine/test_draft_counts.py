@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from headrace.answer_grammar import AnswerGrammar
 from headrace.engine.build import BuiltEngine
 from headrace.engine.sequence import Failed, Sampled
-from headrace.grammar import AnswerGrammar, client_grammar, lark_grammar, regex_grammar
+from headrace.grammar import client_grammar, lark_grammar, regex_grammar
 from headrace.speculation.config import SpeculationConfig
 from tests.support.engine.drafters import (
     KnownAnswers,

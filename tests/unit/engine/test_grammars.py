@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from headrace.answer_grammar import AnswerGrammar
 from headrace.engine.intake import BadRequest
 from headrace.engine.sequence import Failed, Finished, Sampled
-from headrace.grammar import AnswerGrammar, json_grammar, lark_grammar, regex_grammar
+from headrace.grammar import json_grammar, lark_grammar, regex_grammar
 from headrace.request import FinishReason, Sampling
 from tests.support.engine.driving import (
     Run,
