@@ -4,7 +4,8 @@
     python -m benchmarks structured-decode [--device cuda --shape qwen35-4b --cache-gib 16] [--batch 64]
 
 `structured-output`: each schema of the suite is compiled as the router compiles it, and each of its documents, written
-in two ways, is followed token by token. Then random answers to four schemas, with the processor time of each mask.
+in two ways, is followed token by token. Then random answers to four schemas, with the processor time of each mask,
+and whole steps of 64 answers to one, by the wall clock, in more and more threads.
 Without `--tokenizer` the vocabulary is made of the words of this machine's Python packages: its size and its trie are
 like a real one's, its merges are not.
 
@@ -34,6 +35,7 @@ import numpy as np
 import torch
 import typer
 from llguidance import LLTokenizer
+from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from benchmarks.engine.steps import Batch, greedy
@@ -50,6 +52,7 @@ from headrace.models.weights import load_config, random_model
 
 VOCABULARY = 151_936  # of Qwen 2.5 and 3
 ANSWERS, MOST_TOKENS = 20, 300
+BATCH, THREADS = 64, (1, 2, 4, 8)
 PERSON = {
     "type": "object",
     "properties": {
@@ -99,6 +102,7 @@ def main(
         if suite is not None:
             print_suite(suite, grammars, LLTokenizer(file.read_text(), n_vocab=size, eos_token=0))
         print_masks(grammars, size)
+        print_batches(file, size)
 
 
 def made_tokenizer(folder: Path, size: int) -> Path:
@@ -204,9 +208,7 @@ def print_masks(grammars: Grammars, size: int) -> None:
                 began_s = time.thread_time()
                 mask = np.frombuffer(answer.matcher.compute_bitmask(), np.uint8)
                 masks_s.append(time.thread_time() - began_s)
-                allowed = np.nonzero(np.unpackbits(mask, bitorder="little")[:size])[0]
-                signs = allowed[allowed < 257]
-                token = int(draw.choice(signs if len(signs) and draw.random() < 0.5 else allowed))
+                token = drawn_token(mask, size, draw)
                 began_s = time.thread_time()
                 answer.append([token])
                 appends_s.append(time.thread_time() - began_s)
@@ -215,6 +217,32 @@ def print_masks(grammars: Grammars, size: int) -> None:
         p50, p99 = np.percentile(masks_s, [50, 99]) * 1e6
         cells = (f"{1e3 * compiled_s:.1f}", len(masks_s), f"{p50:.0f}", f"{p99:.0f}", f"{1e6 * max(masks_s):.0f}")
         print(table_row(name, *cells, f"{1e6 * statistics.median(appends_s):.0f}"), flush=True)
+
+
+def drawn_token(mask: NDArray[Any], size: int, draw: random.Random) -> int:
+    """An allowed token of `print_masks`."""
+    allowed = np.nonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")[:size])[0]
+    signs = allowed[allowed < 257]
+    return int(draw.choice(signs if len(signs) and draw.random() < 0.5 else allowed))
+
+
+def print_batches(file: Path, size: int) -> None:
+    """Steps of random answers by one grammar."""
+    print()
+    print(table_header(f"threads for {BATCH} masks", "p50, ms", "p90, ms"))
+    for num_threads in THREADS:
+        grammars, draw = Grammars(file, size, (0,), num_threads), random.Random(1)
+        answers = [grammars.answer(json_grammar(ENDLESS)) for _ in range(BATCH)]
+        masks = np.zeros((BATCH, -(-size // 32)), np.int32)
+        steps_s: list[float] = []
+        for _ in range(MOST_TOKENS):
+            began_s = time.perf_counter()
+            grammars.fill_masks(answers, [()] * BATCH, [()] * BATCH, masks)
+            steps_s.append(time.perf_counter() - began_s)
+            for answer, mask in zip(answers, masks, strict=True):
+                answer.append([drawn_token(mask, size, draw)])
+        p50, p90 = np.percentile(steps_s, [50, 90]) * 1e3
+        print(table_row(num_threads, f"{p50:.2f}", f"{p90:.2f}"), flush=True)
 
 
 # ---------------------------------------------------------------- decoding
