@@ -77,6 +77,10 @@ class AnswerGrammar:
         """False for a client's own grammar: to look ahead in it may take a minute, in which no other thread runs."""
         return NOT_DRAFTED not in self.compiled.text
 
+    def copied_for(self, drafts: Sequence[int]) -> LLMatcher:
+        """The matcher, or where drafts are to follow a copy that they may change."""
+        return self.matcher.deep_copy() if drafts else self.matcher
+
     def append(self, token_ids: Sequence[int]) -> None:
         """The answer's next tokens; afterwards `error` is set if the grammar does not allow them."""
         if not self.is_spent:

@@ -12,7 +12,8 @@ import random
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,12 @@ class Grammars:
         groups = [
             WorkGroup(
                 compiled.text,
-                [_filling(answers[row].matcher, drafts[row], first + row * num_bytes, num_bytes) for row in rows],
+                [
+                    partial(
+                        _fill, answers[row].copied_for(drafts[row]), drafts[row], first + row * num_bytes, num_bytes
+                    )
+                    for row in rows
+                ],
             )
             for compiled, rows in rows_of.items()
         ]
@@ -181,16 +187,12 @@ class Grammars:
         return GrammarThreads(self._num_threads, WORK_LIMIT_S)
 
 
-def _filling(matcher: LLMatcher, drafts: Sequence[int], address: int, num_bytes: int) -> Callable[[], None]:
+def _fill(matcher: LLMatcher, drafts: Sequence[int], address: int, num_bytes: int) -> None:
     """Writes the mask of what follows the drafts. Only the mask itself leaves other threads the GIL."""
     if drafts:
-        return partial(_fill_behind, matcher.deep_copy(), drafts, address, num_bytes)
-    return partial(matcher.unsafe_compute_mask_ptr, address, num_bytes)
-
-
-def _fill_behind(matcher: LLMatcher, drafts: Sequence[int], address: int, num_bytes: int) -> None:
-    matcher.consume_tokens(list(drafts))
-    matcher.unsafe_compute_mask_ptr(address, num_bytes)
+        matcher.consume_tokens(list(drafts))
+    with suppress(ValueError):  # its own `error` says the same, and others of its group go on
+        matcher.unsafe_compute_mask_ptr(address, num_bytes)
 
 
 def _leave_out(unwanted: Sequence[Iterable[int]], masks: NDArray[np.int32]) -> None:

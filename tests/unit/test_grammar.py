@@ -79,6 +79,16 @@ def test_a_grammar_of_many_answers_is_compiled_for_each_thread_and_no_more(gramm
     assert len({grammars.answer(text).compiled for _ in range(4 * grammar.SHARED_BY)}) == 1
 
 
+def test_an_answer_that_has_left_its_grammar_spoils_no_mask_beside_it(grammars: Grammars):
+    text = regex_grammar("(the river )*")
+    lost, other = grammars.answer(text), grammars.answer(text)
+    before = allowed(grammars, [other], [()])
+    lost.append(ids("7"))
+    assert lost.error is not None
+    assert allowed(grammars, [lost, other], [(), ()])[1:] == before
+    assert not other.is_spent and grammars.answer(text).error is None
+
+
 @pytest.mark.parametrize(
     ("schema", "right", "wrong"),
     [
