@@ -17,6 +17,8 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from benchmarks.shapes import CPU_SHAPES, random_prompts, write_shape, write_weights
 from benchmarks.timing import compare, table_header, table_row
+from headrace.cache.checkpoints import ChunkSpan
+from headrace.cache.tails import Tail, TailStep, tail_interval
 from headrace.engine.runner import ModelRunner
 from headrace.forward.memory import CacheMemory
 from headrace.forward.sequence_input import SequenceInput
@@ -37,7 +39,7 @@ class OurSide:
         self._blocks_each = max(PROMPT_TOKENS) // BLOCK_SIZE
         num_sequences = max(DECODE_BATCHES)
         memory = CacheMemory(model.cache_layout(BLOCK_SIZE), num_sequences * self._blocks_each, num_sequences)
-        self._runner = ModelRunner(model, memory)
+        self._runner, self._has_tails = ModelRunner(model, memory), model.has_tails
 
     def prefill_s(self, prompt: list[int]) -> float:
         started_s = time.perf_counter()
@@ -49,10 +51,21 @@ class OurSide:
         steps = [SequenceInput(prompt, 0, self._blocks(i), None, i) for i, prompt in enumerate(prompts)]
         tokens = self._runner.forward(steps).argmax(-1).tolist()
         started_s = time.perf_counter()
+        bases = [DECODE_CONTEXT] * len(prompts)
         for position in range(DECODE_CONTEXT, DECODE_CONTEXT + DECODE_STEPS):
-            steps = [SequenceInput([token], position, self._blocks(i), i, i) for i, token in enumerate(tokens)]
+            tails = [self._tail(i, base, position) for i, base in enumerate(bases)]
+            steps = [
+                SequenceInput([token], position, self._blocks(i), i, i, tail=tails[i]) for i, token in enumerate(tokens)
+            ]
             tokens = self._runner.forward(steps).argmax(-1).tolist()
+            bases = [tail.after(position + 1).base if tail is not None else position + 1 for tail in tails]
         return time.perf_counter() - started_s
+
+    def _tail(self, sequence: int, base: int, position: int) -> TailStep | None:
+        """A decode's tail, as the engine would have it, if the model keeps tails."""
+        if not self._has_tails:
+            return None
+        return Tail(sequence, base).step(ChunkSpan(position, position + 1), tail_interval(BLOCK_SIZE))
 
     def _blocks(self, sequence: int) -> range:
         return range(sequence * self._blocks_each, (sequence + 1) * self._blocks_each)

@@ -24,9 +24,8 @@ from headrace.kernels.lib.dispatch import runs_triton
 from headrace.kernels.lib.pdl import OVERLAPPED, let_next_start, wait_for_previous
 from headrace.kernels.lib.segments import first_inputs
 from headrace.kernels.lib.sizes import cdiv
-from headrace.kernels.lib.tail_entries import add_entries, num_entries, read_entries, write_states
 from headrace.kernels.lib.tail_programs import load_tail_fields
-from headrace.kernels.lib.tails import TailField, Tails
+from headrace.kernels.lib.tails import Tails
 
 
 def causal_conv1d_tail_update(
@@ -60,25 +59,26 @@ def causal_conv1d_tail_update_torch(
     tails: Tails,
     silu: bool = True,
 ) -> Tensor:
-    (C, K), B, T = weight.shape, len(tails.fields), tails.rows_each
+    K, T = weight.shape[1], tails.rows_each
     y = torch.empty_like(u)
-    if B == 0:
+    if not len(tails.fields):
         return y
-    add_entries(tail, tails, u)
-    windows, window = first_inputs(window_pool, K - 1), torch.arange(K - 1, device=u.device)
-    entries_BEC = read_entries(tail, tails, num_entries(tails))
-    inputs_BIC = torch.cat((tails.source.read(windows).transpose(1, 2), entries_BEC), dim=1)
+    entries = tails.entries
     if T:
-        taps = tails.rows[..., None] + torch.arange(K, device=u.device)
-        near_BTKC = inputs_BIC.gather(1, taps.view(B, -1, 1).expand(-1, -1, C)).view(B, T, K, C)
-        y = (near_BTKC * weight.T).sum(2).flatten(0, 1)
+        entries.write(tail, u)
+    windows = first_inputs(window_pool, K - 1)
+    inputs_BIC = torch.cat((tails.source.read(windows).transpose(1, 2), entries.read(tail)), dim=1)
+    if T:
+        near_BTCK = entries.own(inputs_BIC.unfold(1, K, 1))  # the entry of a row is the last input of its K
+        y = (near_BTCK * weight).sum(3).flatten(0, 1)
         if bias is not None:
             y += bias
         if silu:
             F.silu(y, inplace=True)
-    if bool((tails.fields[:, TailField.DST] >= 0).any()):
-        last = tails.column(TailField.WRITTEN)[:, None] + window
-        write_states(windows, tails, inputs_BIC.gather(1, last[..., None].expand(-1, -1, C)).transpose(1, 2))
+    if entries.written is not None:
+        some = entries.written.sequences
+        last = entries.written.last[:, None] + 1 + torch.arange(K - 1, device=u.device)
+        entries.written.write(windows, inputs_BIC[some[:, None], last].transpose(1, 2))
     return y
 
 

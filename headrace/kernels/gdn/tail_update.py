@@ -30,9 +30,8 @@ from headrace.kernels.gdn.tiles import access_bytes, launch_shape
 from headrace.kernels.lib.dispatch import runs_triton
 from headrace.kernels.lib.pdl import OVERLAPPED, let_next_start, wait_for_previous
 from headrace.kernels.lib.sizes import cdiv, next_power_of_2
-from headrace.kernels.lib.tail_entries import add_entries, decays, num_entries, read_entries, write_states
 from headrace.kernels.lib.tail_programs import AT_ONCE, load_tail_fields
-from headrace.kernels.lib.tails import TailField, Tails, most_kept
+from headrace.kernels.lib.tails import Tails, most_kept
 
 
 class GdnTail(NamedTuple):
@@ -83,48 +82,44 @@ def gdn_tail_update_torch(
     batch, T, (Hk, Dk), (Hv, Dv) = len(tails.fields), tails.rows_each, k.shape[1:], v.shape[1:]
     if batch == 0:
         return torch.empty_like(v)
+    entries, heads_a_key = tails.entries, Hv // Hk
     g, beta = heads.gates(a, b)
-    add_entries(tail.k, tails, k)
-    add_entries(tail.g, tails, g)
-    E = num_entries(tails)
-    k_BEHK, g_BEH = (read_entries(ring, tails, E).float() for ring in (tail.k, tail.g))
-    k_BHEK = k_BEHK.transpose(1, 2).repeat_interleave(Hv // Hk, dim=1)
-    state = tails.source.read(state_pool).float()
-    o, deltas = v, torch.zeros(batch, Hv, E, Dv, device=v.device)
     if T:
-        kept = int(tails.fields[:, TailField.KEPT].max())
-        deltas[:, :, :kept] = read_entries(tail.delta, Tails(tails.fields, 0), kept).float().transpose(1, 2)
-        of_state, of_entries = decays(g_BEH, tails.rows + 1)
-        rows = torch.cat([_by_row(each, batch, T, Hv // Hk) for each in (k, q)], dim=2)  # [B, Hv, 2 T, Dk]
-        from_state = torch.matmul(rows, state)
-        scores = torch.matmul(rows, k_BHEK.transpose(2, 3))  # [B, Hv, 2 T, E]
-        over_k, over_q = torch.rsqrt(rows.square().sum(-1, keepdim=True) + L2_NORM_EPS).chunk(2, dim=2)
-        over_q = over_q * Dk**-0.5
-        v_BHTV, beta_BHT = v.float().view(batch, T, Hv, Dv).transpose(1, 2), beta.view(batch, T, Hv).transpose(1, 2)
-        sequence, outputs, new = torch.arange(batch, device=v.device), [], []
+        entries.write(tail.k, k)
+        entries.write(tail.g, g)
+    k_BEHK, g_BEH = entries.read(tail.k).float(), entries.read(tail.g)
+    state = tails.source.read(state_pool).float()
+    o = v
+    if T:
+        of_state, of_entries = entries.decays(g_BEH)
+        rows = torch.cat((k.view(batch, T, Hk, Dk), q.view(batch, T, Hk, Dk)), dim=1).float().transpose(1, 2)
+        over = torch.rsqrt(rows.square().sum(-1) + L2_NORM_EPS).repeat_interleave(heads_a_key, dim=1)  # [B, Hv, 2 T]
+        scores = torch.matmul(rows, k_BEHK.permute(0, 2, 3, 1))[:, :, None]  # [B, Hk, 1, 2 T, E]
+        weights = of_entries.permute(0, 3, 1, 2).reshape(batch, Hk, heads_a_key, 1, T, -1) * scores.unflatten(3, (2, T))
+        weights = weights.flatten(1, 2)  # [B, Hv, 2, T, E]
+        # What keys and queries find in the state and the kept entries; then in those of the step's rows before them.
+        found = torch.matmul(rows[:, :, None], state.unflatten(1, (Hk, -1))).view(batch, Hv, 2, T, Dv)
+        found *= of_state.transpose(1, 2)[:, :, None, :, None]
+        delta_BHEV = entries.read_kept(tail.delta).float().transpose(1, 2)
+        found += torch.matmul(weights[..., : entries.num_kept].flatten(2, 3), delta_BHEV).view_as(found)
+        own_weights = entries.own(weights.permute(0, 4, 1, 2, 3))  # [B, T, Hv, 2, T], of each row its entry's first
+        v_BHTV, beta_BHT1 = v.float().view(batch, T, Hv, Dv).transpose(1, 2), beta.view(batch, T, Hv, 1).transpose(1, 2)
+        new = []
         for t in range(T):
-            place, own_key, own_query = tails.rows[:, t], slice(t, t + 1), slice(T + t, T + t + 1)
-            decay, weights = of_state[:, t, :, None, None], of_entries[:, t].transpose(1, 2)[:, :, None]
-            known = from_state[:, :, own_key] * decay + torch.matmul(scores[:, :, own_key] * weights, deltas)
-            u = (v_BHTV[:, :, t] - (known * over_k[:, :, own_key])[:, :, 0]) * beta_BHT[:, :, t, None]
-            delta = (u * over_k[:, :, t]).to(tail.delta.dtype)
-            deltas[sequence, :, place] = delta.float()
-            read = from_state[:, :, own_query] * decay + torch.matmul(scores[:, :, own_query] * weights, deltas)
-            outputs.append((read * over_q[:, :, own_key])[:, :, 0])
-            new.append(delta)
-        add_entries(tail.delta, tails, torch.stack(new, dim=1).flatten(0, 1))
-        o = torch.stack(outputs, dim=1).flatten(0, 1).to(v.dtype)
-    if bool((tails.fields[:, TailField.DST] >= 0).any()):
-        of_state, of_entries = decays(g_BEH, tails.column(TailField.WRITTEN)[:, None])
-        deltas = read_entries(tail.delta, tails, E).float().transpose(1, 2)
-        added = torch.matmul(k_BHEK.transpose(2, 3), deltas * of_entries[:, 0].transpose(1, 2)[..., None])
-        write_states(state_pool, tails, state * of_state[:, 0, :, None, None] + added)
+            over_k = over[:, :, t, None]
+            u = (v_BHTV[:, :, t] - found[:, :, 0, t] * over_k) * beta_BHT1[:, :, t]
+            new.append((u * over_k).to(tail.delta.dtype))
+            found += own_weights[:, t, ..., None] * new[-1].float()[:, :, None, None]
+        entries.write(tail.delta, torch.stack(new, dim=1).flatten(0, 1))
+        o = (found[:, :, 1] * (over[:, :, T:, None] * Dk**-0.5)).transpose(1, 2).flatten(0, 1).to(v.dtype)
+    if entries.written is not None:
+        some = entries.written.sequences
+        of_state, of_entries = entries.written.decays(g_BEH)
+        keys = k_BEHK[some].permute(0, 2, 3, 1).repeat_interleave(heads_a_key, dim=1)
+        weighted = entries.read(tail.delta)[some].float().transpose(1, 2) * of_entries.transpose(1, 2)[..., None]
+        after = torch.addcmul(torch.matmul(keys, weighted), state[some], of_state[..., None, None])
+        entries.written.write(state_pool, after)
     return o
-
-
-def _by_row(x: Tensor, batch: int, T: int, heads_a_key: int) -> Tensor:
-    """Rows [B * T, Hk, Dk] as float32 [B, Hv, T, Dk]."""
-    return x.float().view(batch, T, *x.shape[1:]).transpose(1, 2).repeat_interleave(heads_a_key, dim=1)
 
 
 @triton.jit

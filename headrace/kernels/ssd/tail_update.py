@@ -25,9 +25,8 @@ from torch import Tensor
 from headrace.kernels.lib.dispatch import runs_triton
 from headrace.kernels.lib.pdl import OVERLAPPED, let_next_start, wait_for_previous
 from headrace.kernels.lib.sizes import cdiv, next_power_of_2
-from headrace.kernels.lib.tail_entries import add_entries, decays, num_entries, read_entries, write_states
 from headrace.kernels.lib.tail_programs import AT_ONCE, load_tail_fields
-from headrace.kernels.lib.tails import TailField, Tails, most_kept
+from headrace.kernels.lib.tails import Tails, most_kept
 from headrace.kernels.ssd.heads import SsdHeads, time_step
 from headrace.kernels.ssd.tail_update_hopper import fits_hopper, ssd_tail_update_hopper
 
@@ -77,30 +76,32 @@ def ssd_tail_update_torch(
     batch, T, (H, P), (G, N) = len(tails.fields), tails.rows_each, x.shape[1:], B.shape[1:]
     if batch == 0:
         return torch.empty_like(x)
-    for ring, new in ((tail.x, x), (tail.B, B), (tail.dt, heads.time_steps(dt))):
-        add_entries(ring, tails, new)
-    E = num_entries(tails)
-    x_BEHP, B_BEGN, dt_BEH = (read_entries(ring, tails, E).float() for ring in tail)
+    entries = tails.entries
+    if T:
+        for ring, new in zip(tail, (x, B, heads.time_steps(dt)), strict=True):
+            entries.write(ring, new)
+    x_BEHP, B_BEGN, dt_BEH = (entries.read(ring).float() for ring in tail)
+    log_decay = dt_BEH * heads.A
     state = tails.source.read(state_pool).float()
     y = x
     if T:
-        of_state, of_entries = decays(dt_BEH * heads.A, tails.rows + 1)
+        of_state, of_entries = entries.decays(log_decay)
         C_BGNT = C.float().view(batch, T, G, N).permute(0, 2, 3, 1)
         # Heads of a group share B and C: one product a group instead of a head.
         from_state = torch.bmm(state.view(batch * G, -1, N), C_BGNT.reshape(batch * G, N, T)).view(batch, H, P, T)
         scores_BGET = torch.matmul(B_BEGN.transpose(1, 2), C_BGNT)
-        weights_BTEH = of_entries * dt_BEH[:, None]
-        weights_BHET = weights_BTEH.permute(0, 3, 2, 1) * scores_BGET.repeat_interleave(H // G, dim=1)
+        weights_BHET = (of_entries * dt_BEH[:, None]).permute(0, 3, 2, 1)
+        weights_BHET = (weights_BHET.unflatten(1, (G, -1)) * scores_BGET[:, :, None]).flatten(1, 2)
         from_entries = torch.matmul(x_BEHP.permute(0, 2, 3, 1), weights_BHET)
-        y_BTHP = (from_state * of_state.transpose(1, 2)[:, :, None] + from_entries).permute(0, 3, 1, 2)
-        y = y_BTHP.reshape(batch * T, H, P).addcmul(x.float(), heads.D[:, None]).to(x.dtype)
-    if bool((tails.fields[:, TailField.DST] >= 0).any()):
-        of_state, of_entries = decays(dt_BEH * heads.A, tails.column(TailField.WRITTEN)[:, None])
-        weighted = x_BEHP * (of_entries[:, 0] * dt_BEH)[..., None]
-        added = torch.matmul(
-            weighted.view(batch, E, G, -1).permute(0, 2, 3, 1), B_BEGN.transpose(1, 2)
-        )  # [B, G, heads * P, N]
-        write_states(state_pool, tails, state * of_state[:, 0, :, None, None] + added.reshape(state.shape))
+        y_BHPT = torch.addcmul(from_entries, from_state, of_state.transpose(1, 2)[:, :, None])
+        y = y_BHPT.permute(0, 3, 1, 2).reshape(batch * T, H, P).addcmul(x.float(), heads.D[:, None]).to(x.dtype)
+    if entries.written is not None:
+        some = entries.written.sequences
+        of_state, of_entries = entries.written.decays(log_decay)
+        weighted = x_BEHP[some] * (of_entries * dt_BEH[some])[..., None]
+        weighted_WGPE = weighted.view(len(some), entries.num, G, -1).permute(0, 2, 3, 1)
+        added = torch.matmul(weighted_WGPE, B_BEGN[some].transpose(1, 2)).view(-1, H, P, N)
+        entries.written.write(state_pool, torch.addcmul(added, state[some], of_state[..., None, None]))
     return y
 
 
