@@ -48,7 +48,7 @@ from router.api.responses_api.routes import add_response_routes
 from router.api.responses_api.stored_responses import StoredResponses
 from router.api.shared_page import SharedPage
 from router.api.tokenizing import DetokenizeBody, TokenizeBody, add_tokenizer_routes
-from router.api.unserved_paths import why_unserved
+from router.api.unserved_paths import NO_WEBSOCKETS, why_unserved
 from router.cluster.role_switch import RoleSwitch
 from router.errors import ApiError, internal_error
 from router.http.limits import HttpLimits
@@ -241,8 +241,11 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     status = HTTPStatus(error.status_code)
     path = request.url.path
-    if (why := why_unserved(path)) is not None:
+    why = why_unserved(path)
+    if why is not None:
         status = HTTPStatus.NOT_FOUND  # also where another path's route takes it for an id
+    elif request.headers.get("upgrade", "").lower() == "websocket":
+        why = NO_WEBSOCKETS
     message = f"{request.method} {path}: {why or error.detail}"
     answer = await _on_api_error(request, ApiError(status, message, code=status.name.lower()))
     answer.headers.update(error.headers or {})

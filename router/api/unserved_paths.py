@@ -1,7 +1,8 @@
-"""OpenAI's endpoints that a server of text models does not have: a 404 that says so, and what to use."""
+"""OpenAI's endpoints and transports that this server does not have: what its refusals say, and what to use."""
 
 from __future__ import annotations
 
+NO_WEBSOCKETS = "this server opens no WebSockets; POST to /v1/responses with stream: true"
 _TEXT_ONLY = "the served model reads and writes text only"
 _UNSERVED = {
     "/v1/embeddings": "this server generates text and computes no embeddings; use another server for them",

@@ -58,6 +58,13 @@ async def test_an_endpoint_that_a_text_model_lacks_says_so(running: Running):
         assert reply.status_code == 404 and word in str(error_of(reply)["message"])
 
 
+async def test_a_websocket_is_refused_with_what_to_use_instead(running: Running):
+    asked = {"connection": "Upgrade", "upgrade": "WebSocket", "sec-websocket-version": "13"}
+    reply = await running.http.get("/v1/responses", headers=asked)
+    assert reply.status_code == 405 and "POST to /v1/responses with stream" in str(error_of(reply)["message"])
+    assert "WebSocket" not in str(error_of(await running.http.get("/v1/responses"))["message"])
+
+
 @pytest.mark.parametrize("path", ["/health", "/v1/models", "/v1/models/little", "/metrics"])
 async def test_head_is_get_without_its_body(running: Running, path: str):
     head, get = await running.http.head(path), await running.http.get(path)
