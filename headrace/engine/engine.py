@@ -209,6 +209,8 @@ class Engine(EngineTokens):
         if num_missing > 0:
             in_step = {chunk.sequence for chunk in decoding}
             idle = [sequence for sequence in self._running if sequence.tail is not None and sequence not in in_step]
+            # First those whose turn comes last: paused ones, then those that were in the newest step.
+            idle = sorted(reversed(idle), key=lambda sequence: not sequence.is_paused)
             self._write_states(idle[:num_missing])
         for chunk in decoding:
             sequence = chunk.sequence
@@ -279,7 +281,7 @@ class Engine(EngineTokens):
         """Gives up sequences whose grammars have no mask: they grew beyond their limits."""
         for sequence in {sequence for sequence, _ in constrained}.intersection(self._running):
             if sequence.grammar is not None and (error := sequence.grammar.error) is not None:
-                self._running.remove(sequence)
+                self._leave(sequence)
                 sequence.job.on_event(Failed(BadRequest(f"grammar: the answer cannot go on by it: {error}")))
 
     # ------------------------------------------------------------ too little memory
@@ -316,7 +318,7 @@ class Engine(EngineTokens):
         self._runner.free_memory()
 
     def _give_up(self, sequence: Sequence, shortage: Shortage, kind: type[NeedsMoreMemory] | type[OutOfMemory]) -> None:
-        self._running.remove(sequence)
+        self._leave(sequence)
         what = f"needs more memory than this node has: {shortage.cause}"
         log.error("request %s %s", shape(sequence.request), what)
         remedy = "shorten the prompt, or lower engine.max_step_tokens or engine.cache_bytes"

@@ -363,9 +363,13 @@ class EngineRequests:
         self.release(sequence)
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
+        self._leave(sequence)
+        sequence.job.on_event(Finished(reason))
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Takes a sequence out of the steps for good; it holds its claim until `release`."""
         self._running.remove(sequence)
         self._free_row(sequence)
-        sequence.job.on_event(Finished(reason))
 
     def _settled_paused(self) -> Sequence | None:
         """A running sequence that is paused, and of which no token is in flight; None if there is none."""

@@ -126,16 +126,19 @@ class EngineTokens(EngineRequests):
             sequence.job.on_event(Halted(None))
 
     def _write_states(self, sequences: list[Sequence]) -> None:
-        """Writes their newest states to their slots, behind all that was launched; they have no tails any more."""
-        states = []
+        """Writes their newest states to their slots, behind all that was launched; they have no tails any more.
+
+        Where the device finds no memory for that, they keep their tails.
+        """
+        behind = [(each, each.tail) for each in sequences if each.tail and each.tail.base < each.num_computed]
+        if behind:
+            self._runner.write_states(
+                [(each.state_slot, each.held.slot, tail, each.num_computed) for each, tail in behind]
+            )
+        for sequence, _ in behind:
+            self.cache.state_written(sequence.held)
         for sequence in sequences:
-            tail, claim = sequence.tail, sequence.held
-            if tail is not None and tail.base < sequence.num_computed:
-                states.append((sequence.state_slot, claim.slot, tail, sequence.num_computed))
-                self.cache.state_written(claim)
             self._free_row(sequence)
-        if states:
-            self._runner.write_states(states)
 
     def _take_tokens(self, step: InFlight) -> None:
         """Waits for the step's tokens and appends them; sequences that ended or were cancelled get none."""
@@ -165,8 +168,7 @@ class EngineTokens(EngineRequests):
         if finish is not None:
             self._end(sequence, finish)
         elif sequence.num_sampled >= sequence.job.max_new:
-            self._running.remove(sequence)  # a prefill node's part is done, the answer continues elsewhere
-            self._free_row(sequence)
+            self._leave(sequence)  # a prefill node's part is done, the answer continues elsewhere
 
     def _take_verified(self, chunk: ScheduledChunk[Sequence], tokens: list[Token]) -> None:
         """Takes the tokens drawn after a sequence's newest token and its drafts, up to the first that is no draft.

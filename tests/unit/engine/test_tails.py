@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from headrace.engine.build import BuiltEngine
 from headrace.engine.sequence import Failed, Halted
@@ -63,6 +64,83 @@ def test_a_halted_sequence_has_its_newest_state_in_its_slot(family: str, overlap
             num_halts += 1
     assert run.tokens == expected and num_halts > 8
     built.engine.release(run.sequence)
+    assert_nothing_in_use(built)
+
+
+def test_those_keep_their_tails_whose_turn_comes_next(tiny_checkpoint) -> None:
+    """Five rows for twelve sequences, of which a step takes four: one of them had its row kept, and three write."""
+    built, num_written = small_engine(tiny_checkpoint("granite"), max_running=4), 0
+    write_states = built.engine._runner.write_states
+
+    def count(states) -> None:
+        nonlocal num_written
+        num_written += len(states)
+        write_states(states)
+
+    built.engine._runner.write_states = count
+    runs = [submit(built, request(random_prompt(10, n), ANSWER)) for n in range(12)]
+    serve(built, *runs)
+    assert 0 < num_written <= 3 / 4 * sum(len(run.tokens) for run in runs)
+
+
+def test_paused_sequences_give_their_rows_first(tiny_checkpoint) -> None:
+    path = tiny_checkpoint("granite")
+    asked = [request(random_prompt(10 + n, n), ANSWER) for n in range(4)]
+    expected = [generate(small_engine(path), each).tokens for each in asked]
+    built = small_engine(path, max_running=3)
+    runs = [submit(built, each) for each in asked[:3]]
+    for _ in range(5):
+        built.engine.admit()
+        built.engine.step()
+    built.engine.pause(runs[0].sequence)
+    runs.append(submit(built, asked[3]))
+    for _ in range(5):
+        built.engine.admit()
+        built.engine.step()
+    assert [run.sequence.tail is None for run in runs] == [True, False, False, False]
+    built.engine.go_on(runs[0].sequence)
+    serve(built, *runs)
+    assert [run.tokens for run in runs] == expected
+    assert_nothing_in_use(built)
+
+
+def test_a_halt_that_finds_no_memory_leaves_the_sequence_as_it_was(tiny_checkpoint) -> None:
+    path, prompt = tiny_checkpoint("granite"), random_prompt(13)
+    expected = generate(small_engine(path), request(prompt, ANSWER)).tokens
+    built = small_engine(path)
+    run = submit(built, request(prompt, ANSWER))
+    for _ in range(6):
+        built.engine.admit()
+        built.engine.step()
+    write_states = built.engine._runner.write_states
+
+    def fail(states) -> None:
+        raise torch.OutOfMemoryError("no memory for the numbers of states")
+
+    built.engine._runner.write_states = fail
+    with pytest.raises(torch.OutOfMemoryError):
+        built.engine.halt(run.sequence)
+    built.engine._runner.write_states = write_states
+    serve(built, run)
+    assert run.tokens == expected
+    assert_nothing_in_use(built)
+
+
+def test_a_request_that_is_given_up_gives_its_row_up(tiny_checkpoint) -> None:
+    """Before it is released: the next in turn takes it, and three rows serve three sequences at once."""
+    built = small_engine(tiny_checkpoint("granite"), max_running=3)
+    runs = [submit(built, request(random_prompt(10 + n, n), ANSWER)) for n in range(4)]
+    while not all(len(run.tokens) > 1 for run in runs):
+        built.engine.admit()
+        built.engine.step()
+    failures = iter([True])
+    fail_launches(built, lambda inputs: next(failures, False))
+    built.engine.step()
+    given_up = [run for run in runs if isinstance(run.events[-1], Failed)]
+    serve(built, *(run for run in runs if run not in given_up))
+    assert len(given_up) == 1 and num_free_rows(built) == 3
+    built.engine.release(given_up[0].sequence)
+    assert num_free_rows(built) == 3
     assert_nothing_in_use(built)
 
 
