@@ -81,17 +81,13 @@ def engine_around(
     max_drafts = _most_drafts(model, config) if drafts else 0
     layout = model.cache_layout(config.block_size, config.state_dtype)
     longest = config.max_model_tokens or model.config.max_position
-    free_bytes = measure_free_bytes(torch.device(config.device))
-    num_tails = 0
-    if model.has_tails:
-        num_tails = config.max_running + config.max_running // SPARE_TAILS
-        free_bytes = max(0, free_bytes - num_tails * model.tail_row_bytes(tail_places(config.block_size)))
     sizes = PoolSizes.fit(
         layout,
         config,
-        free_bytes=free_bytes,
+        free_bytes=measure_free_bytes(torch.device(config.device)),
         max_model_tokens=longest,
         slots_for_drafts=min(max_drafts, 1) if model.has_tails else max_drafts,
+        tail_row_bytes=model.tail_row_bytes(tail_places(config.block_size)),
     )
     memory = CacheMemory(
         layout,
@@ -100,7 +96,7 @@ def engine_around(
         config.device,
         checkpoint_dtype=config.checkpoint_dtype,
         num_packed_slots=sizes.num_packed_slots,
-        num_tail_rows=min(max(num_tails, WARM_UP_ROWS), sizes.num_states),
+        num_tail_rows=sizes.num_tail_rows,
     )
     max_model_tokens = min(longest, sizes.num_blocks * config.block_size)
     parity_depth = attention_parity_position(model.config)
@@ -191,10 +187,6 @@ def _model(path: str, config: EngineConfig) -> HybridModel:
     except NoMtpLayer as error:
         raise ConfigError(f"speculation.drafter {MTP}: {error}; set drafter: ngram, suffix or none") from error
 
-
-SPARE_TAILS = 4
-"""Tails are kept for `max_running` sequences, and for 1/SPARE_TAILS more that wait for their turn or are paused."""
-WARM_UP_ROWS = 3  # that the warm-up's steps use
 
 CPU_ROW = 1 / 6
 """An answer's part of a step, as a share of the step's own time: the shipped models on one core. A GPU reads weights

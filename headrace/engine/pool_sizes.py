@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace.cache.layout import CacheLayout
 from headrace.config import ConfigError
@@ -17,6 +17,7 @@ class PoolSizes:
     num_draft_slots      slots beside those, for the states between drafts
     num_packed_slots     packed checkpoints
     num_emission_slots   slots beside all of these, for states from kernels until they are packed
+    num_tail_rows        rows of the rings in which running sequences keep tails; 0: the model keeps none
     """
 
     num_blocks: int
@@ -24,6 +25,7 @@ class PoolSizes:
     num_draft_slots: int = 0
     num_packed_slots: int = 0
     num_emission_slots: int = 0
+    num_tail_rows: int = 0
 
     @property
     def num_states(self) -> int:
@@ -39,12 +41,29 @@ class PoolSizes:
         free_bytes: int,
         max_model_tokens: int,
         slots_for_drafts: int = 0,
+        tail_row_bytes: int = 0,
     ) -> PoolSizes:
         """Raises ConfigError when the budget cannot hold a single request.
 
         slots_for_drafts   of a request in a step, for states that rest on its drafts
+        tail_row_bytes     of one row in the rings of all layers, which come out of `free_bytes`, not of `cache_bytes`;
+                           0: the model keeps no tails
         """
-        split = _Split.of(layout, config, config.cache_bytes or free_bytes, max_model_tokens, slots_for_drafts)
+        sizes = cls._within(config.cache_bytes or free_bytes, layout, config, max_model_tokens, slots_for_drafts)
+        if not tail_row_bytes:
+            return sizes
+        # A sequence with a tail has a state: memory that holds few of these needs few rows.
+        num_rows = min(config.max_running + config.max_running // SPARE_TAILS, sizes.num_states)
+        if config.cache_bytes is None:
+            left_bytes = max(1, free_bytes - num_rows * tail_row_bytes)
+            sizes = cls._within(left_bytes, layout, config, max_model_tokens, slots_for_drafts)
+        return replace(sizes, num_tail_rows=min(max(num_rows, WARM_UP_ROWS), sizes.num_states))
+
+    @classmethod
+    def _within(
+        cls, budget: int, layout: CacheLayout, config: EngineConfig, max_model_tokens: int, slots_for_drafts: int
+    ) -> PoolSizes:
+        split = _Split.of(layout, config, budget, max_model_tokens, slots_for_drafts)
         num_blocks = split.block_bytes // layout.block_bytes
         num_states = split.running_bytes // layout.state_bytes
         # One running state, one checkpoint, one to write next; blocks for a warm-up's shortest prompt and its answer.
@@ -121,6 +140,11 @@ EMISSION_SLOTS = 16
 SPARE_RUNNING = 4
 """Slots of running states where checkpoints are packed: for `max_running` requests, and for 1/SPARE_RUNNING more that
 wait for their turn or their state. Checkpoints get the rest of the states' bytes."""
+
+SPARE_TAILS = 4
+"""Tails are kept for `max_running` sequences, and for 1/SPARE_TAILS more that wait for their turn or are paused."""
+
+WARM_UP_ROWS = 3  # that the warm-up's steps use
 
 MOST_RUNNING = 4
 """Running states take at most 1/MOST_RUNNING of the budget where checkpoints are packed."""

@@ -90,7 +90,7 @@ class HybridModel:
         return tuple(tails)
 
     def tail_row_bytes(self, num_places: int) -> int:
-        """Bytes of one running sequence's rows in all rings."""
+        """Bytes of one running sequence's rows in all rings; 0 without tails."""
         return sum(part.nbytes for tail in self.new_tails(1, num_places) for part in tail.parts)
 
     def write_states(self, tails: Tails, memory: CacheMemory) -> None:

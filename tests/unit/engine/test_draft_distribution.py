@@ -52,6 +52,9 @@ class MarkovChain:
     def cache_layout(self, block_size: int, state_dtype: str = "float32") -> CacheLayout:
         return self.config.cache_layout(self.fingerprint, "float32", block_size, state_dtype)
 
+    def tail_row_bytes(self, num_places: int) -> int:
+        return 0
+
     def hidden(self, batch: ForwardBatch, memory: CacheMemory) -> Tensor:
         return batch.tokens_T if batch.logit_rows is None else batch.tokens_T[batch.logit_rows]
 

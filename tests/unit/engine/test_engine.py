@@ -242,6 +242,21 @@ def test_pools_that_hold_no_request_are_a_config_error(tiny_checkpoint) -> None:
     assert sizes.num_blocks * layout.block_bytes <= 6 << 20
 
 
+def test_rings_leave_room_for_the_states_of_a_node_with_little_memory(tiny_checkpoint) -> None:
+    """It holds fewer states than `max_running`, and no more rows than states; a budget that is given is no less."""
+    layout = small_engine(tiny_checkpoint("granite")).layout
+    config, state_bytes = EngineConfig(state_share=0.5, max_running=64), layout.state_bytes
+    for free_bytes, num_rows in ((40 * state_bytes, 10), (1000 * state_bytes, 80)):
+        limits = {"free_bytes": free_bytes, "max_model_tokens": 100, "tail_row_bytes": state_bytes}
+        sizes = PoolSizes.fit(layout, config, **limits)
+        taken = (sizes.num_tail_rows + sizes.num_states) * state_bytes + sizes.num_blocks * layout.block_bytes
+        assert sizes.num_tail_rows == num_rows <= sizes.num_states and taken <= free_bytes
+        given = PoolSizes.fit(layout, replace(config, cache_bytes=free_bytes), **limits)
+        assert given.num_states == free_bytes // (2 * state_bytes)
+    with pytest.raises(ConfigError, match="raise cache_bytes"):
+        PoolSizes.fit(layout, config, free_bytes=6 * state_bytes, max_model_tokens=100, tail_row_bytes=9 * state_bytes)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_prompt_length_up_to_two_chunks_and_more(family, tiny_checkpoint) -> None:
     path = tiny_checkpoint(family)
