@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from headrace.cache.tails import Tail
 from headrace.engine.draft_passes import DraftStart
 from headrace.engine.draw import Draw, PromptRows
 from headrace.engine.graphs import Capture, Captured
@@ -56,6 +57,9 @@ def warm_up(
             newest = steps[1][-1]
             start = DraftStart(1, newest.start, newest.block_ids, newest.dst_slot, num_drafts=1)
             runner.draft_tokens([start])
+        if runner.model.has_tails:  # as a halt does
+            newest = steps[1][-1]
+            runner.write_states([(newest.dst_slot, newest.dst_slot, Tail(newest.dst_slot, newest.start), newest.end)])
         if runner.memory.num_packed_slots:
             runner.memory.pack(0, runner.memory.num_slots)
             runner.memory.unpack(runner.memory.num_slots, 0)

@@ -15,6 +15,7 @@ import torch
 from triton import knobs
 from triton.runtime import driver
 
+from headrace.cache.tails import Tail
 from headrace.engine.draw import Draw
 from headrace.engine.graphs import Captured
 from headrace.engine.runner import ModelRunner
@@ -52,6 +53,8 @@ def main() -> None:
     for step in steps():
         rows = sum(sequence.num_logits for sequence in step)
         runner.launch(step, [(row, GREEDY) for row in range(rows)])
+    if model.has_tails:
+        runner.write_states([(slot, slot, Tail(slot, 19), 24 + slot) for slot in range(3)])
     json.dump({"warm_up": warmed_up, "steps": compiled}, sys.stdout)
 
 
