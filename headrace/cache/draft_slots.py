@@ -1,4 +1,4 @@
-"""Slots set aside for the states between a step's drafts."""
+"""Slots set aside for states that rest on a step's drafts."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from headrace.cache.types import SlotId
 class DraftSlots:
     """Slots that no checkpoint takes: what drafts need costs no other request its checkpoint, and a step never waits.
 
-    A step takes a slot for the state after each drafted token's predecessor. Of these, the state after the last
-    accepted token becomes the claim's, in exchange for the slot that the claim had, and the rest is given back.
+    A step takes one for the state that it writes behind a draft; where layers keep no tails, for the state after each
+    drafted token's predecessor. Of these, the one that counts becomes the claim's, in exchange for the slot that the
+    claim had, and the rest is given back.
     """
 
     def __init__(self, slots: Sequence[SlotId]) -> None:

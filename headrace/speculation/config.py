@@ -26,7 +26,8 @@ class SpeculationConfig:
                   this node under the same salt; mtp: what the model's own layer for that guesses (Qwen3.5, Qwen3-Next,
                   Nemotron 3 Super), on all nodes of a cluster or on none
     count         auto: as many drafts as pay by measured acceptance and step times, perhaps none; fixed: all there are
-    max_drafts    drafts of a request in a step at most; each has a slot for a state, of a quarter of the slots at most
+    max_drafts    drafts of a request in a step at most. Where layers keep tails, 15 at most; elsewhere each has a slot
+                  for a state, of a quarter of the slots at most
     answer_bytes  suffix only: host memory for earlier answers, those that began first are forgotten first
     """
 

@@ -7,7 +7,8 @@ entries are products of matrices; only what rows give each other is computed row
     read^T [V, rows] = (S^T rows^T) * decays + delta^T W        W [kept, rows] = (k rows^T) * decays
 
 Shapes    as in headrace/kernels/gdn/tail_update.py
-Contract  as there; 16-bit inputs, rings and pool of one dtype, of sizes that `fits_hopper` names
+Contract  as there, but states at bases and kept entries, too, are read early: no kernel since the last ordinary launch
+          may have written them. 16-bit inputs, rings and pool of one dtype, of sizes that `fits_hopper` names
 Numerics  as there; W is multiplied as the sum of two 16-bit numbers, as exact as float32 to some 2**-17
 Source    NVIDIA, PTX ISA, mma.m16n8k16 and cp.async
 Tests     on a Hopper GPU alone, as Gluon has no interpreter; elsewhere that it compiles

@@ -7,7 +7,8 @@ each other is computed one by one:
     y^T [P, T] = ((S C^T) G + x^T W) * decays        W [kept, T] = (B C^T) * decays * dt
 
 Shapes    as in headrace/kernels/ssd/tail_update.py
-Contract  as there; 16-bit inputs, rings and pool of one dtype, of sizes that `fits_hopper` names
+Contract  as there, but states at bases and kept entries, too, are read early: no kernel since the last ordinary launch
+          may have written them. 16-bit inputs, rings and pool of one dtype, of sizes that `fits_hopper` names
 Numerics  as there; W is multiplied as the sum of two 16-bit numbers, as exact as float32 to some 2**-17
 Source    NVIDIA, PTX ISA, mma.m16n8k16 and cp.async
 Tests     on a Hopper GPU alone, as Gluon has no interpreter; elsewhere that it compiles
@@ -232,4 +233,5 @@ def fits_hopper(
         and most_kept(tail[0].shape[1]) <= KEPT.value
         and tails.rows_each <= MOST_ROWS
         and state_pool.stride(0) % N == state_pool.data_ptr() % 16 == 0
+        and C.stride(0) % 16 == C.data_ptr() % 16 == 0  # cp.async takes no less than 16 bytes of a row
     )
