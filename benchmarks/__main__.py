@@ -10,6 +10,7 @@ BENCHMARKS = {
     "cache-costs": ("cache.costs", "the cache's own work: hashing, matching, publishing, evicting"),
     "cache-updates": ("cache.costs:updates", "a router that follows a cache of a million blocks"),
     "router": ("router.simulate", "routing policies on request traces and agents' chats, simulated"),
+    "router-arrangements": ("router.arrangements", "agents' chats on two nodes of known costs, simulated"),
     "router-decision": ("router.decision", "the router's own work for one decision"),
     "router-commits": ("router.commits", "processor time of the router for a streamed chat, at two commits"),
     "prompt-path": ("router.prompt_path", "event-loop time of a long prompt, and collections beside many"),

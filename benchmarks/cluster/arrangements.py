@@ -145,15 +145,30 @@ class Comparison:
         return real, None if contender.num_drafts else self._twin(contender.kind, reported), reported
 
     def _twin(self, name: str, reported: Measured) -> Row:
-        kind = KINDS[name]
-        twin = simulated(kind, self.chats, reported, self.chunks, self.token_gap_s)
-        rate = twin.requests_per_s * len(kind.roles)
-        self.simulated_rates.append(rate)
-        first, later, gaps = twin.first_turns, twin.later_turns, twin.gaps
-        return Row(
-            self.load, self.token_gap_s, f"{name}, simulated", rate, self.simulated_rates[0], None, None,
-            twin.cached_share, (first.p50, first.p95), (later.p50, later.p95), (gaps.p50, gaps.p95, gaps.p99),
-        )  # fmt: skip
+        base = self.simulated_rates[0] if self.simulated_rates else None
+        row = simulated_row(self.load, name, self.chats, reported, self.chunks, self.token_gap_s, base)
+        self.simulated_rates.append(row.requests_per_s)
+        return row
+
+
+def simulated_row(
+    load: str,
+    name: str,
+    chats: ChatShape,
+    measured: Measured,
+    chunks: Chunks,
+    token_gap_s: float | None,
+    undivided: float | None,
+) -> Row:
+    """An arrangement in the simulator. `undivided`: the rate of the undivided pair; None: this one is it."""
+    kind = KINDS[name]
+    twin = simulated(kind, chats, measured, chunks, token_gap_s)
+    rate = twin.requests_per_s * len(kind.roles)
+    first, later, gaps = twin.first_turns, twin.later_turns, twin.gaps
+    return Row(
+        load, token_gap_s, f"{name}, simulated", rate, undivided or rate, None, None,
+        twin.cached_share, (first.p50, first.p95), (later.p50, later.p95), (gaps.p50, gaps.p95, gaps.p99),
+    )  # fmt: skip
 
 
 def start(

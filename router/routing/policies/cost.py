@@ -32,9 +32,12 @@ MOST_STALLED = 4
 """For so many answers of a node, at their mean, stalls are priced: where more generate, prompts delay some anyhow, and
 chats sent away from their caches cost 3 of 100 requests their times at twenty times a trace's speed."""
 PROMPT_WEIGHT = 3.0
-"""Work on a prompt delays the prompts that wait, and in a busy cluster as many again that come until these are done:
-a second of theirs counts so much."""
-WITHIN_GAP_WEIGHT = 0.5
+"""Work on a prompt delays the prompts behind it, and in a busy cluster as many again that come until these are done: a
+second of theirs counts so much."""
+AHEAD_WEIGHT = 1.5
+"""The same for prompts that go before it: they are done by then, and only those are delayed that come meanwhile.
+Measured on simulated chats (docs/routing.md)."""
+WITHIN_GAP_WEIGHT = 0.25
 """A second of an answer's delay counts so much where a token gap is asked for: within it nobody minds much."""
 MOST_MEANT = 2.0
 """Prompts that are taken to wait at a node whose role is to compute them, at the most, while few do: they will come.
@@ -138,7 +141,7 @@ def prompt_part(
     answers = load.num_decoding + load.num_coming
     shortness = load.shortness * MOST_STALLED / answers if answers > MOST_STALLED else load.shortness
     delayed = weight * load.num_decoding + stall_weight * shortness
-    others_s = node_s * (1.0 + delayed + PROMPT_WEIGHT * waiting.number)
+    others_s = node_s * (1.0 + delayed + waiting.weighed(AHEAD_WEIGHT, PROMPT_WEIGHT))
     others_s += costs.token_s * STORED_WEIGHT * num_tokens
     if fetch_from is not None:
         others_s += received_s(node, start - node.hit.attention_tokens)

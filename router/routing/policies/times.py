@@ -125,6 +125,12 @@ class Line(NamedTuple):
     number: float
     work_s: float
 
+    def weighed(self, ahead: float, behind: float) -> float:
+        """The number of prompts, each by its weight; those ahead and behind have as large shares as their work."""
+        if not self.work_s:
+            return 0.0
+        return self.number * (ahead * self.ahead_s + behind * self.behind_s) / self.work_s
+
 
 NO_LINE = Line(0.0, 0.0, 0.0, 0.0)
 

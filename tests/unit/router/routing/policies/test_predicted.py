@@ -70,12 +70,20 @@ def test_a_long_prompt_is_computed_away_from_the_node_that_decodes_many() -> Non
 
 def test_a_prompt_that_waits_long_takes_room_elsewhere_only_where_that_is_plenty() -> None:
     """At twenty times the trace's speed what was reserved for waiting prompts drove half of all hits out."""
-    prefill = node("a", Role.BOTH, **line(*[16384] * 12), free_tokens=1 << 14)
+    prefill = node("a", Role.BOTH, **line(*[16384] * 17), free_tokens=1 << 14)
     little, plenty = (
         node("b", Role.BOTH, **busy(40), **line(*[16384] * 4), free_tokens=room) for room in (1 << 20, 1 << 27)
     )
     assert where(choose(prefill, little)) == ("b", "b")
     assert where(choose(prefill, plenty)) == ("a", "b")
+
+
+def test_a_prompt_delays_those_behind_it_more_than_those_that_go_first() -> None:
+    """Twelve of its length are done by its turn; twelve of four times its length wait for it."""
+    answering, request = node("d", **busy(40)), replace(REQUEST, answer_tokens=256)
+    alike, longer = (node("p", Role.PREFILL, **line(*[length] * 12)) for length in (16384, 65536))
+    assert where(choose(alike, answering, request=request)) == ("p", "d")
+    assert where(choose(longer, answering, request=request)) == ("d", "d")
 
 
 def test_a_chats_next_turn_stays_where_its_cache_is() -> None:
@@ -218,7 +226,8 @@ def test_a_plan_within_the_first_token_objective_goes_before_a_cheaper_one() -> 
 
 def test_a_handed_over_first_token_is_predicted_for_when_the_client_gets_it() -> None:
     """With the second one, where a gap is asked for: behind the transfer, half of a step and a step."""
-    nodes, seconds = (node("p", Role.PREFILL)._replace(may_decode=False), node("d", **busy(8), **line(16384))), {}
+    decoding = node("d", **busy(8), **line(16384))._replace(may_prefill=False)
+    nodes, seconds = (node("p", Role.PREFILL)._replace(may_decode=False), decoding), {}
     for gap_s in (None, 0.05):
         plan = choose(*nodes, request=replace(REQUEST, objectives=Objectives(token_gap_s=gap_s)))
         assert where(plan) == ("p", "d")

@@ -1,0 +1,58 @@
+"""Agents' chats on two nodes: undivided, fixed and elastic, simulated with step costs that are known.
+
+    python -m benchmarks router-arrangements [--load "48 chats" --gap-ms 10] [--decode-us 28] [--chats 396]
+
+The loads and arrangements of `gpu-arrangements` where no GPU is at hand: the real policy, cache and scheduler, steps as
+long as `StepCosts` says. Costs that are not given are its defaults, those of a model of 3 B parameters on an H200.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import Annotated
+
+import typer
+
+from benchmarks.cluster.arrangements import HEADER, LOADS, simulated_row
+from benchmarks.cluster.kinds import KINDS, Chunks
+from benchmarks.cluster.twin import Measured
+from headrace.step_costs import StepCosts
+from router.routing.candidates import LinkCosts
+
+USUAL = StepCosts()
+NODE_BLOCKS, NODE_STATES = 260_000, 507
+"""Blocks and states of a node with a cache of 50 GiB: 4.2 M tokens of granite-h-micro."""
+LINK = LinkCosts(latency_s=0.5e-3, bytes_per_s=28e9)
+
+
+def main(
+    load: Annotated[list[str], typer.Option(help=f"of {', '.join(LOADS)}")] = ["48 chats"],  # noqa: B006
+    gap_ms: Annotated[list[float], typer.Option(help="the objective between two tokens; 0: none")] = [10.0],  # noqa: B006
+    kind: Annotated[list[str], typer.Option(help=f"of {', '.join(KINDS)}")] = [*KINDS],  # noqa: B006
+    chats: Annotated[int | None, typer.Option(help="in all, instead of the load's own number")] = None,
+    step_ms: Annotated[float, typer.Option(help="of a step that decodes")] = 1e3 * USUAL.step_s,
+    decode_us: Annotated[float, typer.Option(help="more for each decoding sequence")] = 1e6 * USUAL.decode_s,
+    context_ns: Annotated[float, typer.Option(help="more for each token of a context")] = 1e9 * USUAL.context_s,
+    token_us: Annotated[float, typer.Option(help="more for each token of a prompt")] = 1e6 * USUAL.token_s,
+    chunk_tokens: Annotated[int, typer.Option(help="engine.max_step_tokens of nodes that decode")] = 2048,
+    prefill_chunk_tokens: Annotated[int, typer.Option(help="the same of nodes of the role prefill")] = 4096,
+) -> None:
+    """Agents' chats on two nodes, simulated."""
+    costs = replace(
+        USUAL,
+        step_s=step_ms / 1e3,
+        decode_s=decode_us / 1e6,
+        context_s=context_ns / 1e9,
+        token_s=token_us / 1e6,
+    )
+    measured = Measured(costs, None, LINK, NODE_BLOCKS, NODE_STATES)
+    chunks = Chunks(prefill_chunk_tokens, chunk_tokens)
+    print(HEADER, flush=True)
+    for name, gap in product(load, gap_ms):
+        shape = LOADS[name] if chats is None else replace(LOADS[name], total=chats)
+        undivided: float | None = None
+        for each in kind:
+            row = simulated_row(name, each, shape, measured, chunks, gap / 1000 or None, undivided)
+            undivided = undivided or row.requests_per_s
+            print(row, flush=True)
