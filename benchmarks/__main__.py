@@ -13,6 +13,7 @@ BENCHMARKS = {
     "router-arrangements": ("router.arrangements", "agents' chats on two nodes of known costs, simulated"),
     "router-decision": ("router.decision", "the router's own work for one decision"),
     "router-commits": ("router.commits", "processor time of the router for a streamed chat, at two commits"),
+    "router-streams": ("router.streams", "processor time of the router for many answers that stream at once"),
     "prompt-path": ("router.prompt_path", "event-loop time of a long prompt, and collections beside many"),
     "cpu-engine": ("engine.cpu", "the forward pass against transformers"),
     "emission": ("engine.steps:emission", "a prefill with many checkpoints against one"),

@@ -73,10 +73,10 @@ class Router:
 
     async def ask(self, count: int, at_once: int) -> float:
         """Seconds of processor time for each of `count` chats."""
-        before_s = self._processor_s()
+        before_s = processor_s(self._pid)
         for _ in range(count // at_once):
             await asyncio.gather(*(self._chat() for _ in range(at_once)))
-        return (self._processor_s() - before_s) / (count // at_once * at_once)
+        return (processor_s(self._pid) - before_s) / (count // at_once * at_once)
 
     async def _chat(self) -> None:
         reader, writer = await asyncio.open_connection(*self._address)
@@ -86,27 +86,36 @@ class Router:
         if b"[DONE]" not in answer:
             raise RuntimeError(f"no whole answer: {answer[:300]!r}")
 
-    def _processor_s(self) -> float:
-        threads = Path(f"/proc/{self._pid}/task").glob("*/schedstat")
-        return sum(int(file.read_text().split()[0]) for file in threads) / 1e9
-
 
 @contextmanager
-def router_of(commit: str, num_tokens: int) -> Iterator[Router]:
+def tree_of(commit: str) -> Iterator[Path]:
+    """The files of a commit."""
     with TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
         git = ["git", "-C", str(ROOT), "worktree"]
         subprocess.run([*git, "add", "--quiet", "--detach", str(tree), commit], check=True)
+        try:
+            yield tree
+        finally:
+            subprocess.run([*git, "remove", "--force", str(tree)], check=True)
+
+
+def processor_s(pid: int) -> float:
+    """Processor time of all threads of a process so far, in seconds."""
+    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(file.read_text().split()[0]) for file in threads) / 1e9
+
+
+@contextmanager
+def router_of(commit: str, num_tokens: int) -> Iterator[Router]:
+    with tree_of(commit) as tree:
         pipe = subprocess.PIPE
         command = [sys.executable, "-c", SERVER]
         environment = {"PYTHONPATH": str(tree), "PATH": "/usr/bin:/bin", "TOKENIZERS_PARALLELISM": "false"}
-        try:
-            with subprocess.Popen(command, cwd=tree, env=environment, stdin=pipe, stdout=pipe, text=True) as process:
-                yield Router(process, num_tokens)
-                assert process.stdin is not None
-                process.stdin.close()
-        finally:
-            subprocess.run([*git, "remove", "--force", str(tree)], check=True)
+        with subprocess.Popen(command, cwd=tree, env=environment, stdin=pipe, stdout=pipe, text=True) as process:
+            yield Router(process, num_tokens)
+            assert process.stdin is not None
+            process.stdin.close()
 
 
 def main(
