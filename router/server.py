@@ -12,6 +12,7 @@ from collections.abc import Callable
 from headrace.tracing import Tracing, open_tracing
 from headrace.wire.client import GrpcNodeClient, NodeClient
 from headrace.wire.node_messages import NodeInfo
+from headrace.wire.rounds import Rounds
 from headrace.wire.server import ListenError
 from headrace.wire.tls import TlsError, load_identity
 from router.api.app import build_app
@@ -75,9 +76,16 @@ class RouterServer:
         self.name = config.name or f"{socket.gethostname()}:{config.control_port or os.getpid()}"
         identity = load_identity(config.tls, config.control_host)
 
+        rounds = Rounds()
+
         def connect(info: NodeInfo) -> NodeClient:
             return GrpcNodeClient(
-                info.name, info.address, identity, router=self.name, silence_s=config.control_silence_s
+                info.name,
+                info.address,
+                identity,
+                router=self.name,
+                silence_s=config.control_silence_s,
+                rounds=rounds,
             )
 
         self.nodes = NodeTable(

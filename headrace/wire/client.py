@@ -26,6 +26,7 @@ from headrace.wire.errors import RequestRefused
 from headrace.wire.generated import headrace_pb2 as pb
 from headrace.wire.generated import headrace_pb2_grpc as rpc
 from headrace.wire.node_messages import NodeInfo, NodeStatus, RegisterReply, Role, SwitchRoleReply, SwitchRoleRequest
+from headrace.wire.rounds import Rounds
 from headrace.wire.tls import Identity
 
 Reply = TypeVar("Reply", bound=Message)
@@ -59,6 +60,7 @@ class StreamCall(Protocol[Event_co]):
 class DecodeCall(StreamCall[m.DecodeEvent], Protocol):
     """One request on a decode node: commands in, events out."""
 
+    def take_with(self, take: Callable[[m.Tokens], None], may_take: Callable[[], bool]) -> None: ...
     async def send(self, command: m.DecodeCommand) -> None: ...
     async def abandon(self) -> bool: ...
 
@@ -93,6 +95,7 @@ class GrpcNodeClient:
 
     router     the name under which the node counts the calls; empty: it counts them nowhere
     silence_s  how long the node may leave a ping unanswered
+    rounds     in which tokens of its feed are passed on, shared with other nodes; None: its own
     """
 
     def __init__(
@@ -103,6 +106,7 @@ class GrpcNodeClient:
         *,
         router: str = "",
         silence_s: float = CONTROL_SILENCE_S,
+        rounds: Rounds | None = None,
     ) -> None:
         self._name = name
         self._metadata = ((ROUTER_METADATA, router),) if router else ()
@@ -110,7 +114,7 @@ class GrpcNodeClient:
         self._prefill = rpc.PrefillStub(self._channel)
         self._decode = rpc.DecodeStub(self._channel)
         self._node = rpc.NodeStub(self._channel)
-        self._feed = RouterFeed(self._decode.Feed)
+        self._feed = RouterFeed(self._decode.Feed, rounds or Rounds())
 
     def prefill(self, request: m.PrefillRequest, *, timeout_s: float) -> StreamCall[m.PrefillEvent]:
         """Starts a prefill call."""

@@ -20,6 +20,7 @@ from headrace.wire.call_status import is_crash, node_error
 from headrace.wire.errors import NodeError, NodeLost
 from headrace.wire.fed_events import FedEvents
 from headrace.wire.generated import headrace_pb2 as pb
+from headrace.wire.rounds import Rounds
 
 FEED_METADATA = "headrace-feed"
 """Key of the metadata with which a call names its feed and itself there: FEED-CALL."""
@@ -42,6 +43,7 @@ class Inbox:
 
     metadata  names the feed to the node
     leave     to be called when the call is over
+    deliver   called in a round after tokens of the feed have arrived
     """
 
     def __init__(self, metadata: tuple[tuple[str, str], ...] = (), leave: Callable[[], object] = lambda: None) -> None:
@@ -49,6 +51,7 @@ class Inbox:
         self.leave = leave
         self.events = FedEvents()
         self.news = asyncio.Event()
+        self.deliver: Callable[[], None] = self.news.set
         self.is_cut_off = False
         """True once the feed broke: tokens may be lost."""
 
@@ -57,10 +60,16 @@ class RouterFeed:
     """The feed of one node: opened for the first call that joins, and again, under another number, once it broke.
 
     open_stream  opens the node's `Feed`
+    rounds       pass on what arrives; all nodes' feeds share them
     """
 
-    def __init__(self, open_stream: Callable[[pb.FeedRequest], grpc.aio.UnaryStreamCall[pb.FeedRequest, pb.FedTokens]]):
+    def __init__(
+        self,
+        open_stream: Callable[[pb.FeedRequest], grpc.aio.UnaryStreamCall[pb.FeedRequest, pb.FedTokens]],
+        rounds: Rounds,
+    ) -> None:
         self._open_stream = open_stream
+        self._rounds = rounds
         self._reading: asyncio.Task[None] | None = None
         self._feed = 0
         self._call_numbers = itertools.count(1)
@@ -102,7 +111,7 @@ class RouterFeed:
             inbox = self._inboxes.get(number)
             if inbox is not None:
                 inbox.events.add_fed(ids[start : start + count], events_before)
-                inbox.news.set()
+                self._rounds.add(inbox.deliver)
             start += count
 
     def _break_off(self) -> None:
@@ -135,6 +144,8 @@ class GrpcDecodeCall:
         self._has_ended = asyncio.Event()  # the call's own stream
         self._room = asyncio.Event()
         self._unconfirmed = 0
+        self._is_waiting = False  # for news
+        self._taking_failed: Exception | None = None
         self._first_status: tuple[grpc.StatusCode, str | None] = (grpc.StatusCode.INTERNAL, None)
         call.add_done_callback(self._ended)
 
@@ -173,9 +184,36 @@ class GrpcDecodeCall:
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:  # the node ended the call, or is lost
             raise await self._why_it_ended() from error
 
+    def take_with(self, take: Callable[[m.Tokens], None], may_take: Callable[[], bool]) -> None:
+        """Has `take` called with tokens of the feed, without a task that would have to be woken for them.
+
+        That is so while the call's reader waits and `may_take` returns True. All else the reader gets, and the error
+        if one of the two raises it.
+        """
+        self._inbox.deliver = partial(self._deliver, take, may_take)
+
+    def _deliver(self, take: Callable[[m.Tokens], None], may_take: Callable[[], bool]) -> None:
+        """Never raises: others' tokens are passed on in the same round."""
+        inbox = self._inbox
+        try:
+            if not self._is_waiting or inbox.events.has_events or not may_take():
+                inbox.news.set()
+                return
+            fed_before = inbox.events.num_fed
+            event = inbox.events.next()
+            if isinstance(event, m.Tokens):
+                take(event)
+            self._unconfirmed += inbox.events.num_fed - fed_before
+        except Exception as error:
+            self._taking_failed = error
+        if self._unconfirmed >= CONFIRM_EVERY or self._taking_failed is not None:
+            inbox.news.set()
+
     async def __aiter__(self) -> AsyncIterator[m.DecodeEvent]:
         events = self._inbox.events
         while True:
+            if self._unconfirmed >= CONFIRM_EVERY:
+                await self._confirm()
             fed_before = events.num_fed
             event = events.next()
             if not events.has_events:
@@ -187,15 +225,19 @@ class GrpcDecodeCall:
             self._is_over = isinstance(event, m.DecodeDone | m.HandedOver)
             yield event
             self._unconfirmed += events.num_fed - fed_before
-            if self._unconfirmed >= CONFIRM_EVERY:
-                await self._confirm()
 
     async def _more_arrives(self) -> bool:
         """Waits for something new; False if the call is over and all of it was read. Raises NodeError."""
         inbox = self._inbox
         if not self._has_ended.is_set() and not inbox.is_cut_off:
-            await inbox.news.wait()
+            self._is_waiting = True
+            try:
+                await inbox.news.wait()
+            finally:
+                self._is_waiting = False
             inbox.news.clear()
+            if self._taking_failed is not None:
+                raise self._taking_failed
             return True
         with suppress(TimeoutError):  # a node whose feed breaks may be about to end the call, and to say why
             async with asyncio.timeout(STATUS_TIMEOUT_S):

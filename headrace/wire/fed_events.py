@@ -35,11 +35,13 @@ class FedEvents:
         return bool(self._events)
 
     def next(self) -> DecodeEvent | None:
-        """The event that comes next; None if it has not arrived."""
-        if self._fed and self._fed[0][0] <= self._num_events:
-            _, token_ids = self._fed.popleft()
-            self.num_fed += len(token_ids)
-            return Tokens(tuple(map(Token, token_ids)))
+        """The event that comes next, with all fed tokens that follow each other; None if it has not arrived."""
+        tokens: list[Token] = []
+        while self._fed and self._fed[0][0] <= self._num_events:
+            tokens += map(Token, self._fed.popleft()[1])
+        if tokens:
+            self.num_fed += len(tokens)
+            return Tokens(tuple(tokens))
         if self._events and self._events[0][0] <= self.num_fed:
             self._num_events += 1
             return self._events.popleft()[1]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from headrace.request import PromptLogprobs
 from headrace.wire import messages as m
@@ -35,6 +36,7 @@ class NodeCalls:
 
     life     read alone: events change it by `handle`
     handle   takes an event of an attempt; returns when everything is done that it asks for
+    take     the same at once, for tokens of an attempt that only need to be shown
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class NodeCalls:
         life: RequestLifecycle,
         sink: OutputSink,
         handle: Callable[[Attempt, ev.Event], Awaitable[None]],
+        take: Callable[[Attempt, m.Tokens], None],
         *,
         deadline_s: float,
     ) -> None:
@@ -52,6 +55,7 @@ class NodeCalls:
         self._life = life
         self._sink = sink
         self._handle = handle
+        self._take = take
         self._deadline_s = deadline_s
 
     async def decode(self, attempt: Attempt, node: NodeEntry, start: m.Start) -> None:
@@ -85,6 +89,7 @@ class NodeCalls:
                     if is_first and not node.stalled:  # else the limit ends this call now
                         limit.reschedule(None)
                         is_first = False
+                        call.take_with(partial(self._take, attempt), partial(self._may_take, attempt))
                     await self._handle(attempt, event)
                     if isinstance(event, _OUTPUTS) and not self._sink.has_room:
                         await self._wait_for_reader()
@@ -99,6 +104,9 @@ class NodeCalls:
                 await self._handle(attempt, ev.DecodeLost(lost))
             else:
                 await self._handle(attempt.successor, ev.SenderLost(lost))
+
+    def _may_take(self, attempt: Attempt) -> bool:
+        return self._life.only_shows_tokens and not attempt.over.done() and self._sink.has_room
 
     async def prefill(self, attempt: Attempt, reservation: m.Reservation | None, first_token: int | None) -> None:
         """Has a prefill node compute the prompt for a reservation, or without one for its first token alone."""

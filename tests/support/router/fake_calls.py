@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from headrace.request import FinishReason
 from headrace.wire import messages as m
@@ -96,7 +96,12 @@ class FakeDecodeCall(_Call):
         self._stopped = False
         self._is_over = False
         self._is_lost = self._was_cancelled = False
+        self._take: Callable[[m.Tokens], None] | None = None
+        self._may_take: Callable[[], bool] = lambda: False
         node.requests.append(start.request)
+
+    def take_with(self, take: Callable[[m.Tokens], None], may_take: Callable[[], bool]) -> None:
+        self._take, self._may_take = take, may_take
 
     async def send(self, command: m.DecodeCommand) -> None:
         self._node.commands.append(command)
@@ -117,13 +122,23 @@ class FakeDecodeCall(_Call):
         try:
             async for event in self._events():
                 self._is_over = isinstance(event, m.DecodeDone | m.HandedOver)
-                yield event
+                if self._is_fed(event) and self._take is not None and self._may_take():
+                    self._node.num_taken += len(event.tokens)
+                    self._take(event)
+                else:
+                    yield event
         except asyncio.CancelledError:
             self._was_cancelled = True
             raise
         except NodeError:
             self._is_lost = True
             raise
+
+    def _is_fed(self, event: m.DecodeEvent) -> TypeGuard[m.Tokens]:
+        """True for tokens that a real node puts into its router's feed."""
+        if not (self._node.has_feed and isinstance(event, m.Tokens)):
+            return False
+        return event.finish is None and all(token.logprobs is None for token in event.tokens)
 
     async def _events(self) -> AsyncIterator[m.DecodeEvent]:
         node, request = self._node, self._start.request

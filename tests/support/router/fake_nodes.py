@@ -90,6 +90,7 @@ class FakeNode:
     hold_done            delays the reports of its prefills
     tokens_per_event     decoded tokens
     gate                 each event of decoded tokens takes one permit
+    has_feed             plain tokens may be taken at once, as those of a feed; False: all come as events of their call
     """
 
     role: Role
@@ -99,6 +100,7 @@ class FakeNode:
     gate: asyncio.Semaphore | None = None
     step_s = 0.0
     wants_local = False
+    has_feed = True
 
     def __init__(
         self,
@@ -117,6 +119,7 @@ class FakeNode:
         self.faults: list[Fault] = []
         self.hangs = False  # its calls send nothing
         self.requests: list[Request] = []
+        self.num_taken = 0  # of its tokens, at once
         self.fetch_sources: list[m.FetchSource | None] = []  # of its prefills
         self.updates: asyncio.Queue[CacheUpdate | NodeError] = asyncio.Queue()  # of its cache
         self.num_subscriptions = 0

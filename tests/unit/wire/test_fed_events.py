@@ -48,3 +48,17 @@ def flat(event: DecodeEvent) -> list[DecodeEvent | int]:
         assert all(token == Token(token.id) for token in event.tokens)
         return [token.id for token in event.tokens]
     return [event]
+
+
+def test_tokens_that_have_gathered_come_as_one_event_up_to_the_next_of_the_stream() -> None:
+    both = FedEvents()
+    both.add_fed([1, 2], 0)
+    both.add_fed([3], 0)
+    both.add_fed([4], 1)
+    both.add_event(LocalPrefill(7), 3)
+    assert [both.next() for _ in range(4)] == [tokens(1, 2, 3), LocalPrefill(7), tokens(4), None]
+    assert both.num_fed == 4
+
+
+def tokens(*ids: int) -> Tokens:
+    return Tokens(tuple(map(Token, ids)))

@@ -197,6 +197,93 @@ async def test_a_router_that_reads_is_fed_all_tokens() -> None:
         assert both.service.num_fed > 2 * MAX_UNREAD
 
 
+async def test_tokens_taken_at_once_keep_their_place_among_the_events_and_count_as_read() -> None:
+    """The node sends a plain token after the other until enough were taken, whatever the reader got meanwhile."""
+    pairs, seen, num_taken, num_sent = [], [], 0, 0
+
+    def take(event: Tokens) -> None:
+        nonlocal num_taken
+        num_taken += len(event.tokens)
+        seen.extend(ids_of([event]))
+
+    async def answer() -> AsyncIterator[DecodeEvent]:
+        nonlocal num_sent
+        yield LocalPrefill(0)
+        await pairs[0].fed()
+        for most in (1, 10, 2 * MAX_UNREAD):
+            while num_taken < most:
+                yield tokens(num_sent)
+                num_sent += 1
+                await asyncio.sleep(0)
+            yield Tokens((Token(num_sent, Logprobs(-1.0, ())),))  # by the call's own stream
+            num_sent += 1
+        yield DONE
+
+    async with pair({"a": answer}) as both:
+        pairs.append(both)
+        async with asyncio.timeout(PATIENCE_S), both.client.decode(start("a"), timeout_s=PATIENCE_S) as call:
+            call.take_with(take, lambda: True)
+            async for event in call:
+                seen.extend(ids_of([event]))
+        assert seen == list(range(num_sent))
+
+
+async def test_the_reader_gets_what_may_not_be_taken() -> None:
+    pairs = []
+
+    async def answer() -> AsyncIterator[DecodeEvent]:
+        await pairs[0].fed()
+        for number in range(20):
+            yield tokens(number)
+            await asyncio.sleep(0.001)
+        yield DONE
+
+    def take(event: Tokens) -> None:
+        raise AssertionError(f"{event} may not be taken")
+
+    async with pair({"a": answer}) as both:
+        pairs.append(both)
+        async with asyncio.timeout(PATIENCE_S), both.client.decode(start("a"), timeout_s=PATIENCE_S) as call:
+            call.take_with(take, lambda: False)
+            assert ids_of([event async for event in call]) == list(range(20))
+
+
+@pytest.mark.parametrize("where", ["take", "may_take"])
+async def test_an_error_with_one_calls_tokens_is_its_readers_and_the_others_get_theirs(where: str) -> None:
+    pairs, has_failed, taken = [], asyncio.Event(), []
+
+    async def answer() -> AsyncIterator[DecodeEvent]:
+        await pairs[0].fed()
+        while not has_failed.is_set():
+            yield tokens(0)
+            await asyncio.sleep(0)
+        for number in range(1, 40):
+            yield tokens(number)
+            await asyncio.sleep(0)
+        yield DONE
+
+    def broken(*_: object) -> bool:
+        raise ValueError("no text has such a token")
+
+    async def read_broken(client: GrpcNodeClient) -> None:
+        async with client.decode(start("broken"), timeout_s=PATIENCE_S) as call:
+            call.take_with(*((broken, lambda: True) if where == "take" else (taken.append, broken)))
+            with pytest.raises(ValueError, match="no text"):
+                async for _ in call:
+                    pass
+        has_failed.set()
+
+    async with pair({"broken": answer, "whole": answer}) as both, asyncio.timeout(PATIENCE_S):
+        pairs.append(both)
+        breaking = asyncio.create_task(read_broken(both.client))
+        async with both.client.decode(start("whole"), timeout_s=PATIENCE_S) as call:
+            call.take_with(taken.append, lambda: True)
+            async for event in call:
+                taken.append(event)  # type: ignore[arg-type]
+        await breaking
+        assert [token_id for token_id in ids_of(taken) if token_id] == list(range(1, 40))
+
+
 async def test_calls_whose_feed_breaks_are_lost_and_later_ones_get_another_feed() -> None:
     pairs = []
 

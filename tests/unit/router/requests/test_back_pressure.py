@@ -74,6 +74,16 @@ async def test_a_client_that_reads_nothing_stops_its_own_choices_and_nobody_else
     await assert_idle(running)
 
 
+async def test_tokens_of_a_client_that_reads_nothing_are_not_taken_either(start_router: StartRouter, answer: list[int]):
+    cluster = fake_cluster(answer, eos_id=0)
+    running = await start(start_router, cluster, max_unread_bytes=1 << 12)
+    node = decode_node(cluster, "d0")
+    node.tokens_per_event = 1
+    async with unread(running, max_tokens=LONG, stream=True, logprobs=False, top_logprobs=None):
+        assert 0 < await stands_still(lambda: generated(running)) < LONG
+    assert 0 < node.num_taken < LONG
+
+
 async def test_a_client_that_falls_behind_gets_its_whole_answer_when_it_reads_again(
     start_router: StartRouter, answer: list[int]
 ):
