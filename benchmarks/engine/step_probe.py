@@ -156,7 +156,7 @@ class StepProbe:
             (runner_module, "choose", "draw"),
         ):
             self._replace(owner, method, timed(phase, getattr(owner, method)))
-        self._replace(Drawn, "tokens", timed("wait", self._waited(Drawn.tokens)))
+        self._replace(Drawn, "ids", timed("wait", self._waited(Drawn.ids)))
         self._replace(runner, "_hidden", timed("eager", self._noted("eager", runner._hidden)))
         self._replace(runner, "launch", timed("launch", self._recorded(runner.launch)))
         self._replace(engine, "step", self._ended(timed("rest", engine.step)))

@@ -60,6 +60,11 @@ class PrefixHasher:
         self._parent = parent
         self._pending = data[num_full_bytes:]
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens so far."""
+        return len(self.keys) * self.block_size + len(self._pending) // TOKEN_BYTES
+
     def begin_with(self, keys: Sequence[PrefixKey]) -> None:
         """Takes the keys of the first blocks as known; before any token."""
         self.keys.extend(keys)

@@ -10,7 +10,7 @@ The layers' maths: headrace/kernels/lib/tails.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from headrace.cache.checkpoints import ChunkSpan
 
@@ -28,8 +28,7 @@ def tail_places(block_size: int) -> int:
     return 2 * tail_interval(block_size)
 
 
-@dataclass(frozen=True)
-class TailStep:
+class TailStep(NamedTuple):
     """A step's part in a sequence's tail.
 
     row      of the ring
@@ -48,8 +47,7 @@ class TailStep:
         return Tail(self.row, self.written)
 
 
-@dataclass(frozen=True)
-class Tail:
+class Tail(NamedTuple):
     """A running sequence's row of the ring, and the tokens before the state that it follows."""
 
     row: int

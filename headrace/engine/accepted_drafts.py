@@ -14,7 +14,10 @@ from headrace.request import FinishReason
 
 def num_right(drawn: SequenceOf[int], drafts: SequenceOf[int]) -> int:
     """Leading drafts that are the token drawn in their place."""
-    return next((place for place, draft in enumerate(drafts) if drawn[place] != draft), len(drafts))
+    for place, draft in enumerate(drafts):
+        if drawn[place] != draft:
+            return place
+    return len(drafts)
 
 
 def append_new(sequence: Sequence, token_ids: list[int], rules: StopRules) -> tuple[int, FinishReason | None]:
@@ -54,14 +57,15 @@ def keep_accepted(chunk: ScheduledChunk[Sequence], num_tokens: int, cache: Prefi
 def _keep_with_tail(
     chunk: ScheduledChunk[Sequence], tail: TailStep, num_tokens: int, cache: PrefixCache, publisher: Publisher
 ) -> None:
-    """As `keep_accepted`: the state that the step has written counts if all tokens before it do."""
+    """As `keep_accepted`: the state that the step has written counts if all tokens before it do.
+
+    A block ends where a state is written, or nowhere in the step.
+    """
     sequence, end = chunk.sequence, chunk.sequence.num_computed + num_tokens
     if tail.written is not None and tail.written <= end:
         if chunk.draft_slots:
             cache.draft_slots.accept(sequence.held, chunk.draft_slots, chunk.draft_slots[0])
         sequence.num_computed = tail.written
         publisher.written(chunk)
-    sequence.tail = tail.after(end)
-    if sequence.num_computed != end:
-        sequence.num_computed = end
-        publisher.written(chunk)
+        sequence.tail = tail.after(end)
+    sequence.num_computed = end

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import replace
+from typing import NamedTuple, Protocol
 
 from headrace.engine.cost_fit import CostFit
 from headrace.engine.drafts_ahead import FutureDrafts
@@ -22,27 +23,23 @@ PLACES = ("1", "2", "3", "4", "5", "6", "7", "8+")
 """Places of drafts behind the newest token, as metrics name them."""
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """Tokens that may follow a sequence's.
 
     next     its token that is still under way; None: none is
     drafts   after that one; None: the model's layer makes them, when their number is chosen
-    most     how many there are, or may be made
+    offer    as many as there are, or may be made
     """
 
     sequence: Sequence
     next: int | None
     drafts: list[int] | None
-    most: int
-    is_forced: bool
+    offer: Offer
 
-    def offer(self, num_drafts: int) -> Offer:
+    def part(self, num_drafts: int) -> Offer:
         """The offer of so many of the drafts."""
-        sequence = self.sequence
-        if sequence.acceptance is None:
-            sequence.acceptance = Acceptance(OWN_TRIES)
-        return Offer(sequence.acceptance, num_drafts, self.is_forced)
+        offer = self.offer
+        return offer if num_drafts == offer.most else Offer(offer.record, num_drafts, offer.is_forced)
 
 
 class LayerDrafts(Protocol):
@@ -107,8 +104,7 @@ class Drafting:
         self._drafted: dict[Sequence, Found] = {}
         self.drafted_tokens = 0
         self.accepted_tokens = 0
-        self.checked_at = [0] * len(PLACES)  # drafts behind right ones, by their place in `PLACES`
-        self.accepted_at = [0] * len(PLACES)
+        self._num_checks: Counter[tuple[int, int]] = Counter()  # of so many drafts, with so many accepted
         self.seconds = 0.0  # of the host, for asking and choosing; a settled step's are not in them
 
     def would_draft(
@@ -129,7 +125,7 @@ class Drafting:
         for found, position in guesses:
             tokens = found.sequence.tokens
             if position < len(tokens):
-                self.count.verified(found.offer(1), int(tokens[position] == found.next))
+                self.count.verified(found.part(1), int(tokens[position] == found.next))
         num_drafts, drafted_before = 0, self._has_drafts
         chosen = self._chosen(running, (), fit, now_s)
         for (found, _), drafts in zip(chosen, self._made(chosen, len(running)), strict=True):
@@ -168,17 +164,32 @@ class Drafting:
             sequence.drafts = ()
         return bool(drafted)
 
+    @property
+    def checked_at(self) -> list[int]:
+        """Drafts checked behind right ones, by their place in `PLACES`. Any thread may ask."""
+        return self._at_places(lambda num_drafts, num_accepted: min(num_accepted + 1, num_drafts))
+
+    @property
+    def accepted_at(self) -> list[int]:
+        """Drafts that were right, by the same places."""
+        return self._at_places(lambda num_drafts, num_accepted: num_accepted)
+
+    def _at_places(self, num_places: Callable[[int, int], int]) -> list[int]:
+        """The leading places of each check that count, summed."""
+        columns = [0] * len(PLACES)
+        for check, number in self._num_checks.copy().items():
+            for place in range(num_places(*check)):
+                columns[min(place, len(PLACES) - 1)] += number
+        return columns
+
     def verified(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
         """Counts the drafts of one sequence in a step."""
-        self.count.verified(self._drafted[sequence].offer(num_drafts), num_accepted)
+        self.count.verified(self._drafted[sequence].part(num_drafts), num_accepted)
         self.drafted_tokens += num_drafts
         self.accepted_tokens += num_accepted
         sequence.drafted_tokens += num_drafts
         sequence.accepted_tokens += num_accepted
-        for place in range(min(num_accepted + 1, num_drafts)):
-            column = min(place, len(PLACES) - 1)
-            self.checked_at[column] += 1
-            self.accepted_at[column] += place < num_accepted
+        self._num_checks[num_drafts, num_accepted] += 1
 
     # ------------------------------------------------------------ choice
 
@@ -189,8 +200,7 @@ class Drafting:
         found = self._found(running, pending)
         if not found:
             return []
-        offers = [each.offer(each.most) for each in found]
-        counts = self.count.counts(offers, self._price(running, fit), now_s)
+        counts = self.count.counts([each.offer for each in found], self._price(running, fit), now_s)
         return [(each, count) for each, count in zip(found, counts, strict=True) if count]
 
     def _found(self, running: Collection[Sequence], pending: Collection[Sequence]) -> list[Found]:
@@ -208,11 +218,12 @@ class Drafting:
             is_forced = len(tokens) > num_pending
             if not is_forced and not is_resting:
                 if self._layer is not None:
-                    found.append(Found(sequence, None, None, most, is_forced))
+                    found.append(Found(sequence, None, None, _offer(sequence, most, is_forced)))
                     continue
                 tokens = self._guessed(sequence, num_pending + most)
             if drafts := tokens[num_pending:]:
-                found.append(Found(sequence, tokens[0] if num_pending else None, drafts, len(drafts), is_forced))
+                offer = _offer(sequence, len(drafts), is_forced)
+                found.append(Found(sequence, tokens[0] if num_pending else None, drafts, offer))
         return found
 
     def _made(self, chosen: list[tuple[Found, int]], num_running: int) -> list[SequenceOf[int]]:
@@ -260,3 +271,9 @@ class Drafting:
         share = min(1.0, self._max_step_tokens / max(1, waiting.prefill_tokens))
         least_s, most_s = (costs.prefill_part_s(shape) - costs.chunk_s for shape in (block, waiting))
         return PromptWork(most_s=max(least_s, share * most_s), least_s=least_s, answer_s=answer_s)
+
+
+def _offer(sequence: Sequence, num_drafts: int, is_forced: bool) -> Offer:
+    if sequence.acceptance is None:
+        sequence.acceptance = Acceptance(OWN_TRIES)
+    return Offer(sequence.acceptance, num_drafts, is_forced)

@@ -94,6 +94,12 @@ class Engine(EngineTokens):
 
         Without overlap a step's own tokens are taken at once. Returns False if there was nothing to do.
         """
+        try:
+            return self._step()
+        finally:  # whatever raises, tokens that were taken are their request's
+            self._report_taken()
+
+    def _step(self) -> bool:
         had_tokens = self._in_flight is not None
         self._in_step = [] if self._in_flight is None else self._in_flight.chunks
         if self.drafting is not None:
@@ -102,6 +108,7 @@ class Engine(EngineTokens):
         self._in_step = [*self._in_step, *chunks]
         self._report_started(chunks)
         launched = self._try_launch(chunks)
+        self._count_work(chunks)
         if isinstance(launched, Shortage):
             self._do_without(chunks, launched)
         else:
@@ -152,7 +159,7 @@ class Engine(EngineTokens):
         now_s, fit = self._clock(), self.cost_fit
         self._turn_s = now_s
         if self._in_flight is not None and self._in_flight.has_drafts:
-            self._settle()
+            self._take_in_flight()
             self._in_step = []
             now_s = self._clock()
         drafting.forget()
@@ -161,7 +168,7 @@ class Engine(EngineTokens):
             drafting.seconds += self._clock() - now_s
             if not would_draft:
                 return
-            self._settle()
+            self._take_in_flight()
             self._in_step = []
             now_s = self._clock()
         drafting.propose(self._running, fit, now_s)
@@ -187,18 +194,22 @@ class Engine(EngineTokens):
                 continue  # drafts are not worth another request's blocks
             if not self._settle():
                 self._preempt(self._settled_paused() or self._victims.victim(self._running))
-        for chunk, cost in zip(chunks, self._scheduler.work(chunks, self.cost_fit.costs), strict=True):
-            self._client_work.add(chunk.sequence.request.client, cost)
-        if any(exceeds for _, exceeds in standing.values()):
-            self._yielded = self._yielded.after(chunks, self.cost_fit.costs, self._scheduler.least_row)
         self._running = after_turn(self._running, chunks)
         self._publisher.prepare(chunks)
         self._give_tails(chunks)
         for chunk in chunks:
-            if not chunk.sequence.is_prefilling:
+            if chunk.sequence.drafts:
                 chunk.num_drafts = len(chunk.sequence.drafts)
-                chunk.draft_slots = self.cache.draft_slots.take(self._num_draft_slots(chunk.sequence))
+                if num_slots := self._num_draft_slots(chunk.sequence):
+                    chunk.draft_slots = self.cache.draft_slots.take(num_slots)
         return chunks
+
+    def _count_work(self, chunks: list[ScheduledChunk[Sequence]]) -> None:
+        """Counts a step's work as its clients'; before its chunks count as computed."""
+        for chunk, cost in zip(chunks, self._scheduler.work(chunks, self.cost_fit.costs), strict=True):
+            self._client_work.add(chunk.sequence.request.client, cost)
+        if any(sequence.exceeds for sequence in self._running):
+            self._yielded = self._yielded.after(chunks, self.cost_fit.costs, self._scheduler.least_row)
 
     def _give_tails(self, chunks: list[ScheduledChunk[Sequence]]) -> None:
         """Gives each sequence that decodes a tail; for want of rows, others that have one get their states written."""
@@ -212,11 +223,12 @@ class Engine(EngineTokens):
             # First those whose turn comes last: paused ones, then those that were in the newest step.
             idle = sorted(reversed(idle), key=lambda sequence: not sequence.is_paused)
             self._write_states(idle[:num_missing])
+        interval = self._tail_rows.interval
         for chunk in decoding:
             sequence = chunk.sequence
             if sequence.tail is None:
                 sequence.tail = Tail(self._tail_rows.take(), sequence.num_computed)
-            chunk.tail = sequence.tail.step(chunk.span, self._tail_rows.interval)
+            chunk.tail = sequence.tail.step(chunk.span, interval)
 
     def _cut_drafts(self) -> None:
         """Shortens drafts for which no slot is left, so that the state at the next boundary does not rest on one."""
@@ -281,6 +293,7 @@ class Engine(EngineTokens):
         """Gives up sequences whose grammars have no mask: they grew beyond their limits."""
         for sequence in {sequence for sequence, _ in constrained}.intersection(self._running):
             if sequence.grammar is not None and (error := sequence.grammar.error) is not None:
+                self._report_taken()
                 self._leave(sequence)
                 sequence.job.on_event(Failed(BadRequest(f"grammar: the answer cannot go on by it: {error}")))
 

@@ -123,17 +123,26 @@ class Drawn:
             rows = upload_values(list(num_top_of), logits.device)
             pending = PendingLogprobs(logits.index_select(0, rows), ids.index_select(0, rows), most)
             self._pending.append((pending, num_top_of))
-        self._ids = to_host(ids)
+        self._on_host = to_host(ids)
+        self._ids: list[int] | None = None
+        self._logprobs: dict[int, Logprobs] = {}
         self.arrived = recorded(ids.device, is_timed=True)
 
-    def tokens(self) -> list[Token]:
-        """The tokens in the order of the draws, with the requested logprobs. Waits for the step."""
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        logprobs: dict[int, Logprobs] = {}
+    def ids(self) -> list[int]:
+        """The drawn ids in the order of the draws. Waits for the step."""
+        if self._ids is None:
+            if self.arrived is not None:
+                self.arrived.synchronize()
+            self._ids = self._on_host.tolist()
+        return self._ids
+
+    def tokens(self, draws: slice = slice(None)) -> list[Token]:
+        """The tokens of these draws, in order, with the requested logprobs. Waits for the step."""
+        ids = self.ids()
         for pending, num_top_of in self._pending:
-            logprobs.update(zip(num_top_of, pending.rows(list(num_top_of.values())), strict=True))
-        return [Token(token_id, logprobs.get(row)) for row, token_id in enumerate(self._ids.tolist())]
+            self._logprobs.update(zip(num_top_of, pending.rows(list(num_top_of.values())), strict=True))
+        self._pending.clear()
+        return [Token(ids[row], self._logprobs.get(row)) for row in range(len(ids))[draws]]
 
     @property
     def has_arrived(self) -> bool:

@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol, TypeAlias
 
 from headrace.answer_grammar import AnswerGrammar
@@ -234,7 +235,8 @@ class Sequence:
     def extend(self, token_ids: list[int]) -> None:
         """Adds the newest tokens of the answer, in order."""
         self.tokens.extend(token_ids)
-        self.hasher.extend(token_ids)
+        if len(self.tokens) // self.hasher.block_size > len(self.keys):  # as for few tokens
+            self.hasher.extend(self.tokens[self.hasher.num_tokens :])
         if self.grammar is not None:
             self.grammar.append(token_ids)
         self.num_sampled += len(token_ids)
@@ -281,6 +283,12 @@ class Sequence:
     def prompt_length(self) -> int:
         """Tokens it came with: the prompt and the tokens generated elsewhere before."""
         return len(self.job.request.tokens)
+
+    @cached_property
+    def most_tokens(self) -> int:
+        """Tokens of prompt and answer at most, by its job and its request."""
+        request = self.job.request
+        return min(self.prompt_length + self.job.max_new, request.num_prompt_tokens + request.sampling.max_tokens)
 
     @property
     def num_output(self) -> int:

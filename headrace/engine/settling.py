@@ -1,11 +1,13 @@
 """The settling of an engine's launched steps: what they write counts as written, and the tokens they drew are taken.
 
-A step's tokens are known some time after its launch. Until then it is in flight; it settles when they are taken.
+A step's tokens are known some time after its launch. Until then it is in flight; it settles when they are taken. Those
+that a step with drafts waits for are reported behind its launch: the device has nothing to do until then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from headrace.cache.checkpoints import CheckpointPolicy
 from headrace.cache.prefix_cache import PrefixCache
@@ -15,14 +17,28 @@ from headrace.engine.drafting import Drafting
 from headrace.engine.logprobs import PromptScores
 from headrace.engine.requests import EngineRequests
 from headrace.engine.runner import ModelRunner
+from headrace.engine.sampler import Drawn
 from headrace.engine.scheduler import Scheduler, VictimPolicy
-from headrace.engine.sequence import Computed, Halted, Sampled, Scored, Sequence
+from headrace.engine.sequence import Computed, Finished, Halted, Sampled, Scored, Sequence
 from headrace.engine.step import InFlight, rows_to_score
 from headrace.engine.stopping import StopRules
 from headrace.engine.tail_rows import TailRows
 from headrace.grammar import Grammars
-from headrace.request import FinishReason, Token
+from headrace.request import FinishReason
 from headrace.step_costs import StepCosts
+
+
+class Taken(NamedTuple):
+    """Tokens that were appended to a sequence, and that are yet to be reported.
+
+    draws    theirs, among those of their step
+    finish   why the last one ends the sequence; None: it does not
+    """
+
+    sequence: Sequence
+    drawn: Drawn
+    draws: slice
+    finish: FinishReason | None
 
 
 class EngineTokens(EngineRequests):
@@ -62,6 +78,7 @@ class EngineTokens(EngineRequests):
         self._runner = runner
         self.drafting = drafting
         self._in_flight: InFlight | None = None
+        self._unreported: list[Taken] = []  # by the order of their steps; none between two turns
         self._known_done_s = 0.0  # when the last step was known to be done
         self.computed_tokens = 0
         self.recomputed_tokens = 0  # of these, computed once before, and lost by a preemption
@@ -103,12 +120,17 @@ class EngineTokens(EngineRequests):
     # ------------------------------------------------------------ its tokens
 
     def _settle(self) -> bool:
-        """Waits for the tokens in flight; False if there are none."""
+        """Waits for the tokens in flight, and reports all that were taken; False if none were in flight."""
+        was_in_flight = self._in_flight is not None
+        self._take_in_flight()
+        self._report_taken()
+        return was_in_flight
+
+    def _take_in_flight(self) -> None:
+        """Waits for the tokens in flight. They are reported behind the next launch."""
         step, self._in_flight = self._in_flight, None
-        if step is None:
-            return False
-        self._take_tokens(step)
-        return True
+        if step is not None:
+            self._take_tokens(step)
 
     def halt(self, sequence: Sequence) -> None:
         """Takes a decoding sequence out of all steps, with its tokens known and its state written, and reports Halted.
@@ -143,34 +165,22 @@ class EngineTokens(EngineRequests):
     def _take_tokens(self, step: InFlight) -> None:
         """Waits for the step's tokens and appends them; sequences that ended or were cancelled get none."""
         running = set(self._running)
-        tokens = step.launched.drawn.tokens()
+        drawn = step.launched.drawn
+        ids = drawn.ids()
         self._note_time(step)
         for chunk, scores in zip(step.inputs.scored, step.launched.scores, strict=True):
             if chunk.sequence in running:
                 self._take_scores(chunk, scores)
         for sequence, draw in step.inputs.draw_index.items():
             if sequence in running and not sequence.drafts:
-                _, finish = append_new(sequence, [tokens[draw].id], self._rules)
-                self._report_tokens(sequence, [tokens[draw]], finish)
+                _, finish = append_new(sequence, [ids[draw]], self._rules)
+                self._appended(Taken(sequence, drawn, slice(draw, draw + 1), finish))
         if step.has_drafts:
             for chunk in step.chunks:
                 if chunk.num_drafts:
-                    first = step.inputs.draw_index[chunk.sequence]
-                    self._take_verified(chunk, tokens[first : first + 1 + chunk.num_drafts])
+                    self._take_verified(chunk, drawn, step.inputs.draw_index[chunk.sequence], chunk.sequence in running)
 
-    def _report_tokens(self, sequence: Sequence, tokens: list[Token], finish: FinishReason | None) -> None:
-        """Reports tokens that were appended, unless whoever gets one releases the sequence; the last may end it."""
-        self.sampled_tokens += len(tokens)
-        for number, token in enumerate(tokens, 1):
-            if sequence.claim is None:
-                return
-            sequence.job.on_event(Sampled(token, finish if number == len(tokens) else None))
-        if finish is not None:
-            self._end(sequence, finish)
-        elif sequence.num_sampled >= sequence.job.max_new:
-            self._leave(sequence)  # a prefill node's part is done, the answer continues elsewhere
-
-    def _take_verified(self, chunk: ScheduledChunk[Sequence], tokens: list[Token]) -> None:
+    def _take_verified(self, chunk: ScheduledChunk[Sequence], drawn: Drawn, first_draw: int, is_running: bool) -> None:
         """Takes the tokens drawn after a sequence's newest token and its drafts, up to the first that is no draft.
 
         They are published and appended as if each had come in a step of its own.
@@ -178,17 +188,37 @@ class EngineTokens(EngineRequests):
         sequence, drafts = chunk.sequence, chunk.sequence.drafts
         sequence.drafts = ()
         num_taken = 0
-        if sequence in self._running:
-            token_ids = [token.id for token in tokens]
+        if is_running:
+            token_ids = drawn.ids()[first_draw : first_draw + 1 + len(drafts)]
             num_taken, finish = append_new(sequence, token_ids[: num_right(token_ids, drafts) + 1], self._rules)
             keep_accepted(chunk, num_taken, self.cache, self._publisher)
             self.computed_tokens += num_taken
             if num_taken > 1 and sequence.request.sampling.has_penalty:
                 self._runner.token_counts.count(sequence, token_ids[1:num_taken])
-            self._report_tokens(sequence, tokens[:num_taken], finish)
-        self.cache.draft_slots.give_back(chunk.draft_slots)
+            self._appended(Taken(sequence, drawn, slice(first_draw, first_draw + num_taken), finish))
+        if chunk.draft_slots:
+            self.cache.draft_slots.give_back(chunk.draft_slots)
         if self.drafting is not None:
             self.drafting.verified(sequence, len(drafts), max(0, num_taken - 1))
+
+    def _appended(self, taken: Taken) -> None:
+        """Keeps new tokens to be reported, and takes a sequence that needs no more of them out of the steps."""
+        sequence = taken.sequence
+        self._unreported.append(taken)
+        self.sampled_tokens += taken.draws.stop - taken.draws.start
+        # At `max_new` a prefill node's part is done: the answer goes on elsewhere.
+        if taken.finish is not None or sequence.num_sampled >= sequence.job.max_new:
+            self._leave(sequence)
+
+    def _report_taken(self) -> None:
+        """Reports the tokens that were taken, and which sequences have ended; nothing of those that were released."""
+        unreported, self._unreported = self._unreported, []
+        for sequence, drawn, draws, finish in unreported:
+            for draw, token in enumerate(drawn.tokens(draws), draws.start + 1):
+                if sequence.claim is not None:
+                    sequence.job.on_event(Sampled(token, finish if draw == draws.stop else None))
+            if finish is not None and sequence.claim is not None:
+                sequence.job.on_event(Finished(finish))
 
     def _note_time(self, step: InFlight) -> None:
         """Notes that a step is done. Behind another one it took the time since that was.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from itertools import repeat
 
 from headrace.cache.publishing import ScheduledChunk
 from headrace.engine.drafts_ahead import FutureDrafts
@@ -96,7 +97,7 @@ class StepBuilder:
                 draw = self._draw(sequence, future_token, step.constrained)
                 step.draws.append((first_row, draw))
                 if draw.is_greedy and sequence.bad_words is None:  # so are those behind its drafts: the same draw
-                    step.draws.extend((row, draw) for row in range(first_row + 1, num_rows))
+                    step.draws.extend(zip(range(first_row + 1, num_rows), repeat(draw)))
                 else:
                     for num_drafts in range(1, chunk.num_drafts + 1):
                         draw = self._draw_after(sequence, sequence.drafts[:num_drafts], step.constrained)
@@ -167,9 +168,12 @@ def _sequence_input(chunk: ScheduledChunk[Sequence], num_logits: int, future_tok
         if isinstance(drafts, FutureDrafts):
             future_drafts, drafts = drafts.row, [FUTURE_TOKEN] * len(drafts)
         tokens = [*tokens, *drafts]
-    emit, dst_slot = [(boundary.num_tokens, slot) for boundary, slot in chunk.emit], claim.slot
-    if chunk.tail is None:
-        emit += enumerate(chunk.draft_slots, span.start + 1)
+    emit: tuple[tuple[int, int], ...] = ()
+    dst_slot = claim.slot
+    if chunk.emit:
+        emit = tuple((boundary.num_tokens, slot) for boundary, slot in chunk.emit)
+    if chunk.draft_slots and chunk.tail is None:
+        emit = tuple(enumerate(chunk.draft_slots, span.start + 1))
     elif chunk.draft_slots:
         [dst_slot] = chunk.draft_slots
     return SequenceInput(
@@ -178,7 +182,7 @@ def _sequence_input(chunk: ScheduledChunk[Sequence], num_logits: int, future_tok
         block_ids=claim.block_ids,
         src_slot=sequence.state_slot if span.start else None,
         dst_slot=dst_slot,
-        emit=tuple(emit),
+        emit=emit,
         num_logits=num_logits,
         future_token=future_token,
         future_drafts=future_drafts,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from headrace.engine.draw import Draw
 from headrace.engine.sequence import Sequence
@@ -29,8 +29,8 @@ class StopRules:
         if words is None:
             return draw
         if pending is None:
-            return replace(draw, banned=(*banned, *words.banned(tokens, start)))
-        return replace(draw, banned_after=words.banned_after(tokens, start), pending=pending)
+            return draw._replace(banned=(*banned, *words.banned(tokens, start)))
+        return draw._replace(banned_after=words.banned_after(tokens, start), pending=pending)
 
     def draw_after(self, sequence: Sequence, drafts: SequenceOf[int]) -> Draw:
         """The draw of the token after these drafts, if they follow its tokens, which are all known."""
@@ -50,19 +50,11 @@ class StopRules:
 
     def wants_more(self, sequence: Sequence, num_pending: int) -> bool:
         """True if it takes another token after its pending ones, unless one of these is a stop token."""
-        return (
-            sequence.num_sampled + num_pending < sequence.job.max_new
-            and sequence.num_output + num_pending < sequence.request.sampling.max_tokens
-            and len(sequence.tokens) + num_pending < self.max_model_tokens
-        )
+        return self.most_new(sequence) > num_pending
 
     def most_new(self, sequence: Sequence) -> int:
         """The most tokens that it may still take, all that it has being known."""
-        return min(
-            sequence.job.max_new - sequence.num_sampled,
-            sequence.request.sampling.max_tokens - sequence.num_output,
-            self.max_model_tokens - len(sequence.tokens),
-        )
+        return min(sequence.most_tokens, self.max_model_tokens) - len(sequence.tokens)
 
     def finish_reason(self, sequence: Sequence) -> FinishReason | None:
         """The reason why its newest token is its last; None if more follow."""

@@ -82,11 +82,12 @@ class VerifyInputs:
         end_src, end_tails = end_rows + B, end_rows + B + len(TailField) * B
         packed = torch.empty(end_tails + n * width, dtype=torch.int32, pin_memory=self._rows.is_cuda)
         rows, src, tails, blocks = np.split(packed.numpy(), (end_rows, end_src, end_tails))
+        fields = [tail_fields(entry, self._tail_places) for entry in inputs]
         self._fill_rows(rows.reshape(len(RowField), B, self._rows_each), inputs, table)
-        src[:n] = [PAD_SLOT if entry.src_slot is None else entry.src_slot for entry in inputs]
+        src[:n] = [entry[TailField.SRC] for entry in fields]
         src[n:] = PAD_SLOT
         tails = tails.reshape(B, -1)
-        tails[:n] = [tail_fields(entry, self._tail_places) for entry in inputs]
+        tails[:n] = fields
         tails[n:] = PAD_TAIL
         blocks[:] = table.reshape(-1)
         arrived = packed.to(self._rows.device, non_blocking=True)
@@ -97,29 +98,25 @@ class VerifyInputs:
 
     def _fill_rows(self, rows_FBT: np.ndarray, inputs: Sequence[SequenceInput], table: np.ndarray) -> None:
         n, T = len(inputs), self._rows_each
-        lengths, starts = np.array([(len(entry.tokens), entry.start) for entry in inputs]).T
-        no_tokens, no_slots = [0] * T, [PAD_SLOT] * T
-        tokens = np.array([[*entry.tokens, *no_tokens[len(entry.tokens) :]] for entry in inputs])
-        slots = np.array([[*written_slots(entry), *no_slots[len(entry.tokens) :]] for entry in inputs])
+        numbers = [(len(entry.tokens), entry.start, entry.num_logits, _or_pad(entry.future_drafts)) for entry in inputs]
+        lengths, starts, num_logits, future_rows = np.array(numbers).T
         place = np.arange(T)
         is_real = place < lengths[:, None]
         positions = np.where(is_real, starts[:, None] + place, 0)
         blocks = np.take_along_axis(table, positions // self._block_size, axis=1)
         rows_FBT[:] = 0
-        rows_FBT[RowField.BLOCK, n:], rows_FBT[RowField.DST, n:] = self._scratch_block, PAD_SLOT
-        future_rows = np.array([PAD_SLOT if entry.future_drafts is None else entry.future_drafts for entry in inputs])
+        rows_FBT[RowField.BLOCK, n:], rows_FBT[RowField.DST] = self._scratch_block, PAD_SLOT
         is_future = is_real & (place > 0) & (future_rows >= 0)[:, None]
         rows_FBT[RowField.FUTURE] = PAD_SLOT
         rows_FBT[RowField.FUTURE, :n] = np.where(
             is_future, future_rows[:, None] * self._drafted.shape[1] + place - 1, PAD_SLOT
         )
-        rows_FBT[RowField.TOKEN, :n] = tokens
+        rows_FBT[RowField.TOKEN, :n][is_real] = [token for entry in inputs for token in entry.tokens]
         rows_FBT[RowField.POSITION, :n] = positions
         rows_FBT[RowField.CONTEXT, :n] = np.where(is_real, positions + 1, 0)
         rows_FBT[RowField.BLOCK, :n] = np.where(is_real, blocks, self._scratch_block)
         rows_FBT[RowField.OFFSET, :n] = positions % self._block_size
-        rows_FBT[RowField.DST, :n] = slots
-        num_logits = np.array([entry.num_logits for entry in inputs])
+        rows_FBT[RowField.DST, :n][is_real] = [slot for entry in inputs for slot in written_slots(entry)]
         wanted = np.flatnonzero(is_real & (place >= (lengths - num_logits)[:, None]))
         rows_FBT[RowField.LOGITS].reshape(-1)[: len(wanted)] = wanted
 
@@ -146,3 +143,7 @@ class VerifyInputs:
             logit_rows=row[RowField.LOGITS],
             last_token_queries=None,
         )
+
+
+def _or_pad(row: int | None) -> int:
+    return PAD_SLOT if row is None else row

@@ -44,7 +44,7 @@ def warm_up(
 
     def run(runner: ModelRunner, capture: Capture | None) -> None:
         steps = _steps(runner, max_step_tokens)
-        penalised = replace(_PENALISED, counts_row=runner.token_counts.row("warm-up", [1], 1), mask_row=0)
+        penalised = _PENALISED._replace(counts_row=runner.token_counts.row("warm-up", [1], 1), mask_row=0)
         draws = (_GREEDY, _RANDOM, penalised)
         for i, step in enumerate(steps):
             drawn = [draws[(i + row) % 3] for row in range(len(step))]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from headrace.cache.tails import TailStep
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class SequenceInput:
     """The tokens to process of one sequence, and where its cache is read and written.
 
@@ -16,6 +16,8 @@ class SequenceInput:
 
     With a `tail`, `src_slot` has the state at its base, and `dst_slot` gets the one that the step writes, if any.
     Models with tails decode without one as if they began one: the row is the one with the number of `dst_slot`.
+
+    Nobody changes one. It is not frozen, as a step makes one for each sequence: that would take three times as long.
     """
 
     tokens: Sequence[int]  # at least one

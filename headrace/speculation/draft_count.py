@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 GAIN = 1.02
 PROBE_SHARE = 0.01
@@ -70,8 +70,7 @@ class Acceptance:
         return (self._right[place] + prior_tries * prior) / (self._tried[place] + prior_tries)
 
 
-@dataclass(frozen=True)
-class Offer:
+class Offer(NamedTuple):
     """Drafts that one sequence may have.
 
     record       how often its drafts were right

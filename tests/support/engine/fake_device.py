@@ -53,9 +53,12 @@ class WaitedFor:
     device: FakeDevice
     done_s: float
 
-    def tokens(self) -> list[Token]:
+    def ids(self) -> list[int]:
         self.device.now_s = max(self.device.now_s, self.done_s)
-        return self.drawn.tokens()
+        return self.drawn.ids()
+
+    def tokens(self, draws: slice) -> list[Token]:
+        return self.drawn.tokens(draws)
 
     @property
     def has_arrived(self) -> bool:

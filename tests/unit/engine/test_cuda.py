@@ -165,13 +165,13 @@ def test_no_launch_waits_for_the_device(
     runner = prefilled(tiny_checkpoint(family), lengths, "bfloat16")
     if replays:
         runner.capture_decodes(8, 256)
-    draw = replace(GREEDY_DRAW, sampling=Sampling(max_tokens=1, seed=1, temperature=temperature, top_p=0.9))
+    draw = GREEDY_DRAW._replace(sampling=Sampling(max_tokens=1, seed=1, temperature=temperature, top_p=0.9))
     if is_penalised:
         sampling = replace(draw.sampling, repetition_penalty=1.1, frequency_penalty=0.1, logprobs=2)
-        draw = replace(draw, sampling=sampling, banned=(1, 2), counts_row=runner.token_counts.row("r", [5, 6], 1))
+        draw = draw._replace(sampling=sampling, banned=(1, 2), counts_row=runner.token_counts.row("r", [5, 6], 1))
     draws = [(row, draw) for row in range(len(lengths))]
     if is_penalised:
-        draws = draws[:1] + [(row, replace(draw, counts_row=None)) for row, draw in draws[1:]]
+        draws = draws[:1] + [(row, draw._replace(counts_row=None)) for row, draw in draws[1:]]
     chunk = SequenceInput(random_prompt(40), lengths[0] + 2, blocks_of(0), 0, 0, emit=((20, 9),))
     steps = [decode_steps(lengths, 0), decode_steps(lengths, 1), [chunk, *decode_steps(lengths, 2)[1:]]]
     scored = [replace(chunk, num_logits=40), *decode_steps(lengths, 2)[1:]]

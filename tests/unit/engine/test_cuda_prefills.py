@@ -289,7 +289,7 @@ def test_no_replayed_pass_waits_for_the_device(family: str, temperature: float, 
     runner, capture = runner_of(tiny_checkpoint(family), "bfloat16", "bfloat16"), Counted()
     runner.capture_decodes(8, MAX_TOKENS, capture)
     runner.capture_prefills(128, MAX_TOKENS, capture)
-    draw = replace(GREEDY_DRAW, sampling=Sampling(max_tokens=1, seed=1, temperature=temperature, top_p=0.9))
+    draw = GREEDY_DRAW._replace(sampling=Sampling(max_tokens=1, seed=1, temperature=temperature, top_p=0.9))
     prompt = random_prompt(100)
     alone = [SequenceInput(prompt[:40], 0, blocks_of(0), None, 0, ((16, 7), (32, 8)))]
     beside = [

@@ -1,6 +1,6 @@
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -117,7 +117,7 @@ def test_a_ban_after_a_pending_token_holds_if_it_was_drawn() -> None:
     lines = logits(1).expand(2, -1)
     best, second = lines[0].topk(2).indices.tolist()
     greedy = Draw(replace(RANDOM, temperature=0.0), 3, banned_after=((7, best), (8, second)), pending=1)
-    chosen = [sample(lines, [greedy, replace(greedy, pending=0)], before=[3, before])[0].id for before in (7, 8, 9)]
+    chosen = [sample(lines, [greedy, greedy._replace(pending=0)], before=[3, before])[0].id for before in (7, 8, 9)]
     assert chosen == [second, best, best]
     assert not greedy.is_greedy
 
@@ -182,7 +182,7 @@ def test_a_draw_uploads_no_more_after_many_tokens_than_after_few(monkeypatch: py
         uploaded.append(sum(sizes))
     assert uploaded[0] == uploaded[1] > 0
     types = ("Sampling", "int", "int | None", "Sequence[int]", "Sequence[tuple[int, int]]")
-    assert all(field.type in types for field in fields(Draw))
+    assert all(kind.__forward_arg__ in types for kind in Draw.__annotations__.values())
 
 
 def test_presence_and_frequency_penalties_count_the_answer_only() -> None:
@@ -201,7 +201,7 @@ def test_banned_tokens_never_come() -> None:
     draw = Draw(replace(RANDOM, temperature=0.0), 1, banned=(best,))
     assert sample(line, [draw])[0].id == int(line[0].topk(2).indices[1])
     assert frequencies(line, RANDOM)[best] > 0
-    drawn = sample(line.expand(200, -1), [replace(d, banned=(best,)) for d in draws(RANDOM, 200)])
+    drawn = sample(line.expand(200, -1), [d._replace(banned=(best,)) for d in draws(RANDOM, 200)])
     assert best not in {token.id for token in drawn}
 
 

@@ -33,7 +33,7 @@ def turn(count: AutoCount, offered: list[Offer], now_s: float, num_right: int, p
     count.drafted(sum(counts))
     for offer, number in zip(offered, counts, strict=True):
         if number:
-            count.verified(replace(offer, most=number), min(number, num_right))
+            count.verified(offer._replace(most=number), min(number, num_right))
     return counts
 
 
@@ -161,7 +161,7 @@ def test_what_a_grammar_forces_is_drafted_where_guesses_are_wrong() -> None:
     count, offered = AutoCount(8), offers()
     for _ in range(100):
         turn(count, offered, 0.0, 0)
-    forced = replace(offered[0], is_forced=True)
+    forced = offered[0]._replace(is_forced=True)
     assert count.counts([forced], PRICE, 0.0) == [3]
 
 
