@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from headrace.request import FinishReason
+from headrace.request import FinishReason, Token
 from headrace.wire import messages as m
 from headrace.wire.cache_updates import CacheUpdate
 from headrace.wire.errors import NodeError, TransferBroken
@@ -173,7 +173,7 @@ class FakeDecodeCall(_Call):
                     return
             if fault is not None and 0 < fault.after_tokens <= sent:
                 raise fault.error
-            tokens = []
+            tokens: list[Token] = []
             while finish is None and len(tokens) < node.tokens_per_event:
                 token, finish = node.token(request, place)
                 tokens.append(token)
