@@ -292,8 +292,10 @@ class RequestDriver:
         return True
 
     def _take(self, attempt: Attempt, tokens: m.Tokens) -> None:
-        """As `_handle`, at once, for tokens while `life.only_shows_tokens`: nearly all. Waking a task for each took a
-        third of the router's time."""
+        """As `_handle`, at once, for tokens that ask for nothing but being shown: nearly all.
+
+        Waking a task for each took a third of the router's time.
+        """
         now_s = self._now_s()
         self._search.course.on(tokens, now_s)
         for instruction in self.life.on(tokens, now_s):

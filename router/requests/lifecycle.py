@@ -106,11 +106,6 @@ class RequestLifecycle:
         return isinstance(self.state, Completed | Failed)
 
     @property
-    def only_shows_tokens(self) -> bool:
-        """True while tokens that are not the last ask for nothing but being shown."""
-        return self.state == Decoding()
-
-    @property
     def has_computed_prompt(self) -> bool:
         """True once the prompt's blocks can be found on the nodes that computed and received it."""
         match self.state:

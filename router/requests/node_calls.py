@@ -22,7 +22,7 @@ from router.requests.lifecycle import RequestLifecycle
 from router.requests.node_search import NodeSearch, Placement
 from router.requests.outputs import OutputSink
 from router.requests.responsive import responsive
-from router.requests.states import Completed, Moving
+from router.requests.states import Completed, Decoding, Moving
 
 REPORT_GRACE_S = 1.0  # for the prefill node's report once the answer is complete
 
@@ -106,7 +106,8 @@ class NodeCalls:
                 await self._handle(attempt.successor, ev.SenderLost(lost))
 
     def _may_take(self, attempt: Attempt) -> bool:
-        return self._life.only_shows_tokens and not attempt.over.done() and self._sink.has_room
+        """True while tokens that are not the last ask for nothing but being shown, and there is room for them."""
+        return self._life.state == Decoding() and not attempt.over.done() and self._sink.has_room
 
     async def prefill(self, attempt: Attempt, reservation: m.Reservation | None, first_token: int | None) -> None:
         """Has a prefill node compute the prompt for a reservation, or without one for its first token alone."""
