@@ -66,6 +66,7 @@ asyncio.run(main())
 """
 READ_EVERY_S = 0.01
 """How often all clients read: one woken by each event would cost this process more than a token costs the router."""
+ROUND_TIMEOUT_S = 300.0
 ANSWER_TEXT = "The code of June is 471. A channel carries the stream. "
 CONTENT = re.compile(rb'"content":"((?:[^"\\]|\\.)*)"')
 
@@ -222,15 +223,16 @@ class Streams:
         began_s, cpu_s = time.monotonic(), processor_s(self._pid)
         clients = [Client(self._address, request) for _ in range(streams)]
         reading = clients
-        while reading:
-            await asyncio.sleep(READ_EVERY_S)
-            for client in reading:
-                client.read()
-            reading = [client for client in reading if not client.has_ended]
+        async with asyncio.timeout(ROUND_TIMEOUT_S):
+            while reading:
+                await asyncio.sleep(READ_EVERY_S)
+                for client in reading:
+                    client.read()
+                reading = [client for client in reading if not client.has_ended]
         wall_s, cpu_s = time.monotonic() - began_s, processor_s(self._pid) - cpu_s
         text = self._text_of([self._ids[left % len(self._ids)] for left in reversed(range(num_tokens))])
-        sent_s = sorted(ended_s for role in self._roles for ended_s in role.ended_s)
-        read_s = sorted(client.arrived[-1][0] for client in clients)
+        sent_s = [ended_s for role in self._roles for ended_s in role.ended_s]
+        read_s = [client.arrived[-1][0] for client in clients]
         return Round(
             cpu_s,
             wall_s,
