@@ -20,8 +20,8 @@ class Work:
 class Prefill(Work):
     """Prompts of `num_tokens`, the first `num_cached` of them cached, from start to first token.
 
-    `num_checkpoints` states are kept in each prompt on the way. Short prefills are replays of graphs, unless
-    `is_launched` kernel by kernel.
+    `num_checkpoints` states are kept in each prompt on the way. Steps are replays of graphs where a pass takes them,
+    unless `is_launched` kernel by kernel.
     """
 
     num_tokens: int = 0
@@ -63,9 +63,11 @@ class Decode(Work):
         return self.num_sequences
 
 
-def short_prefill(num_new: int, is_launched: bool) -> Prefill:
-    name = f"prefill {num_new:,} behind 8,176{', launched' if is_launched else ''}"
-    return Prefill(name, 1, num_tokens=8176 + num_new, num_cached=8176, is_launched=is_launched)
+def turns(num_sequences: int, num_new: int, num_cached: int, is_launched: bool) -> Prefill:
+    """Later turns of chats, in one step: of each `num_new` tokens are computed."""
+    times = "" if num_sequences == 1 else f"{num_sequences} x "
+    name = f"prefill {times}{num_new:,} behind {num_cached:,}{', launched' if is_launched else ''}"
+    return Prefill(name, num_sequences, num_cached + num_new, num_cached=num_cached, is_launched=is_launched)
 
 
 WORKS: tuple[Prefill | Decode, ...] = (
@@ -74,7 +76,8 @@ WORKS: tuple[Prefill | Decode, ...] = (
     Prefill("prefill 32,768", 1, num_tokens=32768),
     Prefill("prefill 32,768, 64 checkpoints", 1, num_tokens=32768, num_checkpoints=64),
     Prefill("prefill 16 x 4,096", 16, num_tokens=4096),
-    *(short_prefill(num_new, launched) for num_new in (16, 64, 256, 512, 1024, 2048) for launched in (False, True)),
+    *(turns(1, num_new, 8176, launched) for num_new in (16, 64, 256, 512, 1024, 2048) for launched in (False, True)),
+    *(turns(4, 964, 14336, launched) for launched in (False, True)),
     Decode("decode batch 1", 1),
     Decode("decode batch 16", 16),
     Decode("decode batch 64", 64),

@@ -33,7 +33,7 @@ class EngineConfig:
                        they stay as the checkpoint has them, which may be FP8 already
     overlap            launch a step before the tokens of the one before it are known; if left out, on a GPU alone.
                        On a CPU there is nothing to gain, but tests set it
-    cuda_graphs        on a GPU, decode steps and short prefills are captured once and replayed, drafts among them
+    cuda_graphs        on a GPU, decode steps and prefills are captured once and replayed, drafts among them
     hopper_kernels     on a Hopper GPU, prompts use the variants of attention, SwiGLU and scans that are written for it;
                        false: the Triton kernels. Holds for the whole process, for engines built after it is set
     threads            torch's CPU threads; if left out, torch's own choice

@@ -24,13 +24,16 @@ from headrace.kernels.lib.upload import upload_values
 log = logging.getLogger(__name__)
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-# Launching a prefill takes the host of an H200 18 to 38 ms, which its device needs for two thousand rows; a row more,
-# or one of padding, is 10 us of the device, and capturing a size 50 ms. Chunks that a step's time bounds have any
-# number of blocks: up to 1,024 rows 7 % of a pass are padding, and with nine sizes instead of fourteen it was 14 %.
-PREFILL_ROWS = (16, 32, 64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048)
-# Launching a mixture of experts takes it 50 to 105 ms: longer than its device needs for eight thousand rows. Steps that
-# nearly fill such a pass are replays, too; others would pay more for its padding than they save.
-WHOLE_STEP_ROWS, NEARLY_FULL = (4096, 8192), 7 / 8
+# Launching a prefill takes the host of an H200 18 to 38 ms, a mixture of experts 50 to 105; beside an event loop more.
+# A row more, or one of padding, is 10 us of the device, and capturing a size 50 ms. Chunks that a step's time bounds
+# have any number of blocks: up to 1,024 rows 7 % of a pass are padding, and with nine sizes instead of fourteen it was
+# 14 %. Steps of prompts alone are as long as a node's budget allows, so that most are just below 4,096 rows.
+PREFILL_ROWS = (
+    16, 32, 64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048,
+    2304, 2560, 2816, 3072, 3328, 3584, 3712, 3840, 3968, 4096,
+)  # fmt: skip
+# Steps that nearly fill the longest pass are replays, too; others would pay more for its padding than they save.
+LONGEST_PASS_ROWS, NEARLY_FULL = 8192, 7 / 8
 # A chunk of 384 to 1,024 rows in one pass with the decodes before it takes an H100 1 to 2.5 ms less than in one of its
 # own, which reads the weights again; a longer one nothing. Many rows of padding would cost as much: attention splits
 # contexts for all of them.

@@ -1,6 +1,6 @@
-"""Inputs of a captured mixed pass: those of a captured decode, and behind them those of a captured short prefill.
+"""Inputs of a captured mixed pass: those of a captured decode, and behind them those of a captured prefill.
 
-Legend    D decode rows, N sequences at most besides the padding in a short prefill
+Legend    D decode rows, N sequences at most besides the padding in a prefill
 """
 
 from collections.abc import Sequence

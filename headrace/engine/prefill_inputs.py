@@ -1,4 +1,4 @@
-"""Inputs of a captured short prefill: tensors at fixed addresses, filled for each pass by one copy.
+"""Inputs of a captured prefill: tensors at fixed addresses, filled for each pass by one copy.
 
 Rows behind those of the sequences are padding, and padding is one more sequence: it begins in a fresh state, leaves
 none, has no context but itself, and keeps its keys and values in the scratch block. Its results are finite and never

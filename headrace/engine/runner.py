@@ -14,11 +14,11 @@ from headrace.engine.drafts_ahead import CheckedSequence, DraftsAhead
 from headrace.engine.draw import Draw, PromptRows
 from headrace.engine.graphs import (
     BATCH_SIZES,
+    LONGEST_PASS_ROWS,
     MIXED_DECODES,
     MOST_CHECKED_ROWS,
     MOST_MIXED_ROWS,
     PREFILL_ROWS,
-    WHOLE_STEP_ROWS,
     Capture,
     CapturedPasses,
     CudaCapture,
@@ -91,15 +91,13 @@ class ModelRunner:
 
     @torch.inference_mode()
     def capture_prefills(self, max_rows: int, max_tokens: int, capture: Capture | None = None) -> None:
-        """Captures short prefills: from now on those of few sequences and rows are replays, padded to a few sizes; of a
-        mixture of experts whole steps of few sequences as well.
+        """Captures prefills: from now on those of few sequences are replays, padded to a few sizes.
 
         max_rows   the most rows of a step; steps larger than the largest captured size are not replayed, nor are those
                    of sequences longer than `max_tokens`
         capture    None: on the current CUDA device
         """
-        rows = PREFILL_ROWS if self.model.config.moe is None else (*PREFILL_ROWS, *WHOLE_STEP_ROWS)
-        sizes = sizes_up_to(max_rows, rows)
+        sizes = sizes_up_to(max_rows, (*PREFILL_ROWS, LONGEST_PASS_ROWS))
         inputs = PrefillInputs(self.memory, sizes[-1], max_tokens)
         forward = partial(self.model.forward, memory=self.memory, out=self._replayed_logits)
         self._graphs.prefills = CapturedPasses(forward, inputs, sizes, capture or CudaCapture("prefill", len(sizes)))

@@ -36,8 +36,8 @@ def warm_up(
 
     max_tokens   of the longest sequence
     max_drafts   of a sequence in a step
-    graphs       capture decodes of up to `max_running` sequences, with and without drafts, short prefills, and decodes
-                 and prefills in one pass
+    graphs       capture decodes of up to `max_running` sequences, with and without drafts, prefills, and decodes and
+                 short prefills in one pass
     """
     started_s = time.monotonic()
     on_gpu = runner.memory.device.type == "cuda"

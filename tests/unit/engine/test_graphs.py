@@ -275,12 +275,12 @@ def test_captured_sizes_cover_the_largest_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_rows", "is_replayed"), [(2000, True), (2048, True), (2049, False), (3583, False), (3584, True), (4097, False)]
+    ("num_rows", "is_replayed"), [(2000, True), (4096, True), (4097, False), (7167, False), (7168, True), (8193, False)]
 )
 def test_long_passes_are_replayed_where_they_are_nearly_full(num_rows: int, *, is_replayed: bool) -> None:
     memory = CacheMemory(LAYOUT, num_blocks=6, num_slots=9)
     model = Model(torch.zeros(64, dtype=torch.int64))
-    passes = CapturedPasses(model.forward, PrefillInputs(memory, 4096, 8192), (2048, 4096), rerun)
+    passes = CapturedPasses(model.forward, PrefillInputs(memory, 8192, 16384), (4096, 8192), rerun)
     assert passes.fits([SequenceInput([1] * num_rows, 0, range(6), None, 0)]) is is_replayed
 
 
