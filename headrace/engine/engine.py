@@ -42,6 +42,12 @@ log = logging.getLogger(__name__)
 HOST_SHARE = 1 / 8
 """Share of a step's time that commands may take beside it, and admissions as much: launching the next takes a third."""
 
+LEAD = 2.0
+"""Times what it lately took at most to make a step: so long before the device is done the next one is made."""
+
+KEPT_LEAD = 0.95
+"""The longest of these times is forgotten by so much a step."""
+
 
 class Engine(EngineTokens):
     """Makes steps of the requests that `EngineRequests` has admitted; `EngineTokens` takes what comes of them."""
@@ -87,6 +93,7 @@ class Engine(EngineTokens):
         self._overlap = overlap
         self._in_step: list[ScheduledChunk[Sequence]] = []
         self._turn_s = 0.0  # when the step that is being made began; noted for drafts alone
+        self._making_s = 0.0  # what making a step has lately taken at most, until it was launched
         self.shortages = 0  # steps given up because the device had too little memory
 
     def step(self) -> bool:
@@ -100,7 +107,7 @@ class Engine(EngineTokens):
             self._report_taken()
 
     def _step(self) -> bool:
-        had_tokens = self._in_flight is not None
+        had_tokens, began_s = self._in_flight is not None, self._clock()
         self._in_step = [] if self._in_flight is None else self._in_flight.chunks
         if self.drafting is not None:
             self._draft(self.drafting)
@@ -108,6 +115,7 @@ class Engine(EngineTokens):
         self._in_step = [*self._in_step, *chunks]
         self._report_started(chunks)
         launched = self._try_launch(chunks)
+        self._making_s = max(self._clock() - began_s, KEPT_LEAD * self._making_s)
         self._count_work(chunks)
         if isinstance(launched, Shortage):
             self._do_without(chunks, launched)
@@ -131,6 +139,18 @@ class Engine(EngineTokens):
         if self._in_flight is None:
             return math.inf
         return HOST_SHARE * self.cost_fit.costs.seconds(self._in_flight.shape)
+
+    @property
+    def spare_s(self) -> float:
+        """How long the next step may be left open for prompts to come, so that the device is given it in time.
+
+        None is left open behind a step that decodes: if it were late after all, so would be a token of each answer.
+        """
+        step = self._in_flight
+        if step is None or step.shape.num_decoding or step.launched.drawn.has_arrived:
+            return 0.0
+        done_s = max(step.began_s, self._known_done_s) + self.cost_fit.costs.seconds(step.shape)
+        return max(0.0, done_s - LEAD * self._making_s - self._clock())
 
     @property
     def has_work(self) -> bool:

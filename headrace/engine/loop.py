@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 IDLE_CHECK_S = 1.0  # the longest that an idle engine waits for a command before it checks its pools
+LOOK_S = 0.001  # so often an engine that leaves its next step open looks whether the device is done
 
 
 class EngineLost(RuntimeError):
@@ -97,6 +98,7 @@ class EngineLoop:
             while not self._stopping:
                 self.turns += 1
                 self._drain(wait=not self.engine.has_work)
+                self._leave_step_open()
                 self.engine.admit(self.engine.host_share_s)
                 self.flush()  # admissions and packed messages need not wait until the step is over
                 self.engine.step()
@@ -151,6 +153,18 @@ class EngineLoop:
                 return
             if self._clock() >= until_s:
                 return
+
+    def _leave_step_open(self) -> None:
+        """Admits what comes while the device has enough to do: the next step has it, not the one after."""
+        while not self._stopping and (spare_s := self.engine.spare_s) > 0:
+            try:
+                command = self._commands.get(timeout=min(spare_s, LOOK_S))
+            except queue.Empty:
+                continue
+            command()
+            self._drain(wait=False)
+            self.engine.admit(self.engine.host_share_s)
+            self.flush()
 
     def _check_once(self) -> None:
         """Checks the pools slice by slice; gives up for a command, which may change them, and begins again after it."""

@@ -87,6 +87,39 @@ def engine_on(device: FakeDevice, path: Path, *, overlap: bool, max_step_tokens:
     return built
 
 
+def test_a_step_behind_prompts_alone_is_left_open_until_the_device_needs_it(tiny_checkpoint) -> None:
+    device = FakeDevice(TRUTH, launch_s=lambda shape: 0.002)
+    built = engine_on(device, tiny_checkpoint("granite"), overlap=True, max_step_tokens=64)
+    engine, in_step = built.engine, TRUTH.seconds(StepShape.prefill(0, 64))
+    assert engine.spare_s == 0.0, "the device has nothing to do"
+    serve_some(built, random.Random(0))  # learns what steps cost
+    submit(built, request(random_prompt(64, 100), ONE))
+    submit(built, request(random_prompt(64, 101), ONE))
+    began_s = device.now_s
+    step(built)
+    at_first = engine.spare_s
+    assert at_first == pytest.approx(in_step - 0.002 - 2 * 0.002, rel=0.15)
+    device.now_s += at_first / 2
+    assert engine.spare_s == pytest.approx(at_first / 2)
+    device.now_s += at_first / 2 + 1e-6
+    assert engine.spare_s == 0.0
+    assert device.now_s < began_s + in_step
+    step(built)
+    device.now_s += 10.0
+    assert engine.spare_s == 0.0, "the device is done"
+    run_all(built)
+
+
+def test_no_step_is_left_open_behind_one_that_decodes(tiny_checkpoint) -> None:
+    built = engine_on(FakeDevice(TRUTH), tiny_checkpoint("granite"), overlap=True, max_step_tokens=64)
+    submit(built, request(random_prompt(20)))
+    step(built)
+    step(built)
+    submit(built, request(random_prompt(200, 1)))
+    assert step(built).num_decoding == 1
+    assert built.engine.spare_s == 0.0
+
+
 def serve_some(built: BuiltEngine, dice: random.Random) -> None:
     for i in range(14):
         submit(built, request(random_prompt(dice.randint(40, 400), i)), admit_by_s=math.inf)

@@ -20,6 +20,7 @@ class SteppedEngine:
 
     has_work = True
     host_share_s = math.inf
+    spare_s = 0.0
 
     def __init__(self) -> None:
         self.begun = threading.Semaphore(0)
@@ -74,11 +75,43 @@ async def test_commands_beside_a_step_leave_time_for_the_next_and_none_is_lost()
     await stopping
 
 
+async def test_a_step_that_may_be_left_open_is_made_when_time_is_up_with_what_came_meanwhile() -> None:
+    engine: Any = SteppedEngine()
+    engine.spare_s = math.inf  # the device has enough to do
+    admitted: list[list[str]] = []
+    commands: list[str] = []
+    engine.admit = lambda within_s: admitted.append([*commands])
+    loop = EngineLoop(engine, asyncio.get_running_loop().time, lambda error: None)
+    loop.start()
+    for name in ("first", "second"):
+        async with asyncio.timeout(TIMEOUT_S):
+            await loop.call(lambda name=name: commands.append(name))
+    assert not engine.begun.acquire(blocking=False), "there is time"
+    engine.spare_s = 0.0
+    assert await asyncio.to_thread(engine.begun.acquire, timeout=TIMEOUT_S)
+    assert ["first"] in admitted, "each is admitted as it comes, not only when the step is made"
+    assert admitted[-1] == ["first", "second"]
+    stopping = asyncio.create_task(loop.stop(TIMEOUT_S))
+    await asyncio.sleep(0)  # the end is in the queue: at most one more step begins
+    engine.may_end.release(2)
+    await stopping
+
+
+async def test_an_open_step_does_not_keep_the_thread_from_its_end() -> None:
+    engine: Any = SteppedEngine()
+    engine.spare_s = math.inf
+    engine.may_end.release()  # the last step
+    loop = EngineLoop(engine, asyncio.get_running_loop().time, lambda error: None)
+    loop.start()
+    await loop.stop(TIMEOUT_S)
+
+
 class IdleEngine:
     """Has nothing to do, and pools that are sound until `corrupt`."""
 
     has_work = False
     host_share_s = math.inf
+    spare_s = 0.0
     suspects = frozenset()
     sequences = ()
 

@@ -29,6 +29,7 @@ class IdleEngine:
 
     has_work = False
     host_share_s = math.inf
+    spare_s = 0.0
 
     def next_deadline_s(self) -> None:
         return None
