@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
+from headrace.cache.known_prompts import KnownPrompts
 from headrace.tracing import NoTracing, Tracing
 from router.cluster.cluster_index import ClusterIndex
 from router.cluster.nodes import NodeTable
@@ -45,6 +46,7 @@ class RouterContext:
     answers: AnswerLengths = field(default_factory=AnswerLengths)
     numbers: Iterator[int] = field(default_factory=count)
     sessions: Sessions = field(default_factory=Sessions)
+    known_prompts: KnownPrompts = field(default_factory=KnownPrompts)
     tracing: Tracing = field(default_factory=NoTracing)
 
     def room_within_gap(self) -> float:

@@ -259,4 +259,4 @@ class NodeSearch:
         """The prompt's keys by block size, hashed once; empty when there is no cache to look them up in."""
         is_prompt = len(request.tokens) == request.num_prompt_tokens
         keys = self._siblings.keys if is_prompt else self._migrated_keys
-        return await keys.of(request, self._context.index.block_sizes)
+        return await keys.of(request, self._context.index.block_sizes, self._context.known_prompts)
