@@ -23,6 +23,13 @@ MOST_LATE_SHARE = 0.2
 """Share of a wanted gap that is left for late steps at the most: shorter steps mend nothing of what a host delays."""
 
 
+SHORT_SHARE = 2 / 3
+"""Share of the prompts' part of a step that short ones get at the most while a longer one waits, which has the rest."""
+
+LONG_BESIDE_SHORT = (1 - SHORT_SHARE) / SHORT_SHARE
+"""Work on a longer prompt beside short ones, as a share of the work on these."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepShape:
     """The contents of a step.

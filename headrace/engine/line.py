@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headrace.engine.sequence import Sequence
+from headrace.step_costs import LONG_BESIDE_SHORT
 
 
 def tokens_before(
@@ -12,9 +13,9 @@ def tokens_before(
 ) -> int:
     """Returns the tokens of other prompts that are computed before `own` tokens of a sequence, by about what is known.
 
-    Much longer and newer prompts share the steps with it: beside it as many of their tokens are computed as of its own
-    (see `Scheduler`). But if the cache is full, all that stand before it come first, save the long ones that it passes
-    in the waiting line (see `WaitingLine`): of those one at the most.
+    Much longer and newer prompts share the steps with it: beside it half as many of their tokens are computed as of its
+    own (see `Scheduler`). But if the cache is full, all that stand before it come first, save the long ones that it
+    passes in the waiting line (see `WaitingLine`): of those one at the most.
     """
     others = [(other, left_of(other)) for other in running if other is not sequence]
     others += [(s, s.num_expected) for s in waiting if s.num_preemptions or s.arrival < sequence.arrival]
@@ -23,7 +24,7 @@ def tokens_before(
         return sum(left for _, left in others) - sum(passed[1:])
     whole = own if sequence.claim is None else left_of(sequence)
     beside = sum(left for other, left in others if 2 * whole < left or sequence.arrival < other.arrival)
-    return sum(left for _, left in others) - beside + min(beside, own)
+    return sum(left for _, left in others) - beside + min(beside, int(LONG_BESIDE_SHORT * own))
 
 
 def left_of(sequence: Sequence) -> int:

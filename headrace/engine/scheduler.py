@@ -49,9 +49,8 @@ from headrace.engine.load import shape_of
 from headrace.engine.sequence import Sequence
 from headrace.engine.step_budget import StepBudget, TokenCost
 from headrace.engine.yielding import LIGHT_SHARE, NOTHING_YIELDED, Yielded, yielding_answers
-from headrace.step_costs import StepCosts, StepShape
+from headrace.step_costs import SHORT_SHARE, StepCosts, StepShape
 
-SHORT_SHARE = 1 / 2
 LEAST_SHARE = 1 / 4
 """Share of a step's cost that prompts have, whatever its decodes cost."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from headrace.step_costs import StepCosts
+from headrace.step_costs import LONG_BESIDE_SHORT, StepCosts
 from router.routing.candidates import MIN_GAP_TOKENS, MIN_TOKEN_S, Candidate, Load
 
 MANY = 1 << 30
@@ -115,7 +115,7 @@ class Line(NamedTuple):
     """The prompts that wait at a node, as one of some length meets them.
 
     ahead_s    work that is done before it: of prompts that are shorter, or hardly longer
-    behind_s   work of longer prompts: the first of them keeps half of each step
+    behind_s   work of longer prompts: the first of them keeps a third of each step
     number     how many prompts wait, about
     work_s     of all of them
     """
@@ -163,11 +163,12 @@ def prompt_work_s(costs: StepCosts, start: int, end: int) -> float:
 def first_token_s(pace: NodePace, waiting: Line, own_s: float) -> float:
     """Seconds until a prompt with `own_s` of work is computed.
 
-    The step that is running ends first. Longer prompts take up to half of each step, and the step with the prompt's
+    The step that is running ends first. Longer prompts take up to a third of each step, and the step with the prompt's
     last token is as long as what waits fills it.
     """
     before_s, behind_s, step_s = waiting.ahead_s + own_s, waiting.behind_s, pace.step_work_s
-    needed_s = before_s + (behind_s if behind_s < before_s else before_s)
+    beside_s = LONG_BESIDE_SHORT * before_s
+    needed_s = before_s + (behind_s if behind_s < beside_s else beside_s)
     if needed_s < step_s:
         needed_s = min(before_s + behind_s, step_s)
     work_s = waiting.work_s
