@@ -34,7 +34,9 @@ def main(
     step_ms: Annotated[float, typer.Option(help="of a step that decodes")] = 1e3 * USUAL.step_s,
     decode_us: Annotated[float, typer.Option(help="more for each decoding sequence")] = 1e6 * USUAL.decode_s,
     context_ns: Annotated[float, typer.Option(help="more for each token of a context")] = 1e9 * USUAL.context_s,
+    chunk_ms: Annotated[float, typer.Option(help="more for a step that computes prompts")] = 1e3 * USUAL.chunk_s,
     token_us: Annotated[float, typer.Option(help="more for each token of a prompt")] = 1e6 * USUAL.token_s,
+    depth_ps: Annotated[float, typer.Option(help="more for each position before that token")] = 1e12 * USUAL.depth_s,
     chunk_tokens: Annotated[int, typer.Option(help="engine.max_step_tokens of nodes that decode")] = 2048,
     prefill_chunk_tokens: Annotated[int, typer.Option(help="the same of nodes of the role prefill")] = 4096,
 ) -> None:
@@ -44,7 +46,9 @@ def main(
         step_s=step_ms / 1e3,
         decode_s=decode_us / 1e6,
         context_s=context_ns / 1e9,
+        chunk_s=chunk_ms / 1e3,
         token_s=token_us / 1e6,
+        depth_s=depth_ps / 1e12,
     )
     measured = Measured(costs, None, LINK, NODE_BLOCKS, NODE_STATES)
     chunks = Chunks(prefill_chunk_tokens, chunk_tokens)
