@@ -184,9 +184,12 @@ def _gdn_tail_update_kernel(
     found = (key < tl.where((src >= 0) & (row >= 0), DK, 0))[:, None] & in_v[None, :]
     source_ptr = tl.multiple_of(pool_ptr + src.to(tl.int64) * slot_stride, ACCESS)
     state = tl.load(source_ptr + place, mask=found, other=0.0).to(tl.float32)
-    in_k_kept, in_v_kept = is_kept[:, None] & in_k[None, :], is_kept[:, None] & in_v[None, :]
+    in_k_kept, in_v_kept = is_kept[:, None] & in_k[None, :], in_v[:, None] & is_kept[None, :]
     k_kept_ptr = k_tail_ptr + (ring * HK + key_head)[:, None] * DK + key[None, :]
-    delta_kept_ptr = delta_tail_ptr + (ring * H + head)[:, None] * DV + column[None, :]
+    # [TILE_V, KEPT]: sums over entries run along rows, because those over a state's keys run along columns. With both
+    # along columns, Triton 3.6 moves the change from one sum's layout to the other's up to the load of a bfloat16
+    # state, and a thread holds the state twice: 984 bytes a thread spilled, 4376 with drafts.
+    delta_kept_ptr = delta_tail_ptr + column[:, None] + (ring * H + head)[None, :] * DV
     k_kept = tl.load(k_kept_ptr, mask=in_k_kept, other=0.0).to(tl.float32)
     delta_kept = tl.load(delta_kept_ptr, mask=in_v_kept, other=0.0).to(tl.float32)
     g_kept = tl.load(g_tail_ptr + ring * H + head, mask=is_kept, other=0.0)
@@ -200,7 +203,7 @@ def _gdn_tail_update_kernel(
     k_new = tl.load(k_new_ptr, mask=is_new[:, None] & in_k[None, :], other=0.0).to(tl.float32)
     g_new = tl.where(is_new, log_decay(tl.load(a_ptr + new * a_stride + head, mask=is_new, other=0.0), bias, A), 0.0)
     upto_new = tl.cumsum(g_new, 0)
-    delta_new = tl.zeros([PADDED_T, TILE_V], tl.float32)
+    delta_new = tl.zeros([TILE_V, PADDED_T], tl.float32)
     for i in tl.static_range(T):
         r = sequence * T + i
         k = tl.load(k_ptr + r * k_stride + key_head * DK + key, mask=in_k, other=0.0).to(tl.float32)
@@ -215,20 +218,20 @@ def _gdn_tail_update_kernel(
         at = tl.sum(tl.where(t == i, upto_new, 0.0), 0)
         decay, of_kept = tl.exp(log_kept + at), tl.exp(log_kept + at - upto_kept)
         of_new = tl.where(t <= i, tl.exp(at - upto_new), 0.0)
-        known = state_k * decay + tl.sum((kept_k * of_kept)[:, None] * delta_kept, 0)
-        known += tl.sum((new_k * of_new)[:, None] * delta_new, 0)
+        known = state_k * decay + tl.sum(delta_kept * (kept_k * of_kept)[None, :], 1)
+        known += tl.sum(delta_new * (new_k * of_new)[None, :], 1)
         delta = (v - known * over_k) * beta * over_k
         delta = delta.to(delta_tail_ptr.dtype.element_ty).to(tl.float32)
-        delta_new = tl.where((t == i)[:, None], delta[None, :], delta_new)
-        o = state_q * decay + tl.sum((kept_q * of_kept)[:, None] * delta_kept, 0)
-        o += tl.sum((new_q * of_new)[:, None] * delta_new, 0)
+        delta_new = tl.where((t == i)[None, :], delta[:, None], delta_new)
+        o = state_q * decay + tl.sum(delta_kept * (kept_q * of_kept)[None, :], 1)
+        o += tl.sum(delta_new * (new_q * of_new)[None, :], 1)
         tl.store(o_ptr + (r * H + head) * DV + column, (o * over_q).to(o_ptr.dtype.element_ty), mask=in_v)
 
     if T > 0:
         new_ring = row.to(tl.int64) * PLACES + (start + kept + t) % PLACES
         is_added = t < tl.where(row >= 0, T, 0)
-        delta_place = (new_ring * H + head)[:, None] * DV + column[None, :]
-        in_delta = is_added[:, None] & in_v[None, :]
+        delta_place = column[:, None] + (new_ring * H + head)[None, :] * DV
+        in_delta = in_v[:, None] & is_added[None, :]
         tl.store(delta_tail_ptr + delta_place, delta_new.to(delta_tail_ptr.dtype.element_ty), mask=in_delta)
         if tl.program_id(0) % tl.cdiv(DV, TILE_V) == 0:
             tl.store(g_tail_ptr + new_ring * H + head, g_new, mask=is_added)
@@ -258,7 +261,7 @@ def _gdn_tail_update_kernel(
             k = tl.load(k_ptr + (sequence * T + i) * k_stride + key_head * DK + key, mask=in_k, other=0.0).to(
                 tl.float32
             )
-            delta = tl.sum(tl.where((t == i)[:, None], delta_new * of_new[:, None], 0.0), 0)
+            delta = tl.sum(tl.where((t == i)[None, :], delta_new * of_new[None, :], 0.0), 1)
             state += k[:, None] * delta[None, :]
         target_ptr = tl.multiple_of(pool_ptr + dst.to(tl.int64) * slot_stride, ACCESS)
         tl.store(target_ptr + place, state.to(pool_ptr.dtype.element_ty), mask=in_k[:, None] & in_v[None, :])
