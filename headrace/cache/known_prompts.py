@@ -15,7 +15,10 @@ from headrace.cache.types import PrefixKey
 from headrace.token_array import TOKEN_BYTES, TokenArray
 
 KEPT_BYTES = 32 << 20
-"""Packed tokens to keep: 400 prompts of 20,000."""
+"""Packed tokens to keep: 400 prompts of 20,000. Keys take as much again and a quarter, where prompts share none."""
+
+MOST_PROMPTS = 400
+"""Prompts to keep: with all the short ones that fit, looking through them took ten times as long as hashing one."""
 
 LEAST_TOKENS = 2048
 """Shorter prompts are hashed as they are, and forgotten: that takes no longer than to look through the known ones."""
@@ -35,7 +38,7 @@ class _Prompt(NamedTuple):
 
 
 class KnownPrompts:
-    """The last prompts, the newest first, up to `kept_bytes` of tokens."""
+    """The last prompts, the newest first: MOST_PROMPTS, and up to `kept_bytes` of tokens."""
 
     def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
         self._kept_bytes = kept_bytes
@@ -64,9 +67,9 @@ class KnownPrompts:
             num_bytes = prompt.num_bytes
             if (
                 most < num_bytes <= len(packed)
-                and packed.endswith(prompt.end, num_bytes - _END_BYTES, num_bytes)
                 and prompt.salt == salt
                 and prompt.block_size == block_size
+                and packed.endswith(prompt.end, num_bytes - _END_BYTES, num_bytes)
                 and packed.startswith(prompt.packed[:num_bytes])
             ):
                 found, most = prompt, num_bytes
@@ -75,5 +78,5 @@ class KnownPrompts:
     def _keep(self, prompt: _Prompt) -> None:
         self._prompts.appendleft(prompt)
         self._num_bytes += len(prompt.packed)
-        while self._num_bytes > self._kept_bytes:
+        while self._num_bytes > self._kept_bytes or len(self._prompts) > MOST_PROMPTS:
             self._num_bytes -= len(self._prompts.pop().packed)

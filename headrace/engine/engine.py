@@ -43,10 +43,10 @@ HOST_SHARE = 1 / 8
 """Share of a step's time that commands may take beside it, and admissions as much: launching the next takes a third."""
 
 LEAD = 2.0
-"""Times what it lately took at most to make a step: so long before the device is done the next one is made."""
+"""A step is made before the device is done, by so many times what making one has lately taken at most."""
 
 KEPT_LEAD = 0.95
-"""The longest of these times is forgotten by so much a step."""
+"""Share of the longest such time that is kept from one step to the next."""
 
 
 class Engine(EngineTokens):
@@ -93,7 +93,8 @@ class Engine(EngineTokens):
         self._overlap = overlap
         self._in_step: list[ScheduledChunk[Sequence]] = []
         self._turn_s = 0.0  # when the step that is being made began; noted for drafts alone
-        self._making_s = 0.0  # what making a step has lately taken at most, until it was launched
+        self._making_s = 0.0
+        """The longest that making a step has lately taken, until it was launched; waits for tokens are part of it."""
         self.shortages = 0  # steps given up because the device had too little memory
 
     def step(self) -> bool:
@@ -144,13 +145,22 @@ class Engine(EngineTokens):
     def spare_s(self) -> float:
         """How long the next step may be left open for prompts to come, so that the device is given it in time.
 
-        None is left open behind a step that decodes: if it were late after all, so would be a token of each answer.
+        None is left open where answers go on, in the step under way or in the next one: each would get a token late if
+        it were late after all. Raises what the device does if it has failed.
         """
         step = self._in_flight
-        if step is None or step.shape.num_decoding or step.launched.drawn.has_arrived:
+        if step is None or step.shape.num_decoding or self._is_done(step):
+            return 0.0
+        if any(not sequence.is_prefilling and self._takes_part(sequence) for sequence in self._running):
             return 0.0
         done_s = max(step.began_s, self._known_done_s) + self.cost_fit.costs.seconds(step.shape)
         return max(0.0, done_s - LEAD * self._making_s - self._clock())
+
+    def _is_done(self, step: InFlight) -> bool:
+        self._in_step = step.chunks  # if the device has failed, one of them may be the cause
+        has_arrived = step.launched.drawn.has_arrived
+        self._in_step = []
+        return has_arrived
 
     @property
     def has_work(self) -> bool:

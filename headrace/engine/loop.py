@@ -145,7 +145,11 @@ class EngineLoop:
                 return
             self._is_checked = False
             command()
-        until_s = self._clock() + self.engine.host_share_s
+        self._run_commands(self.engine.host_share_s)
+
+    def _run_commands(self, within_s: float) -> None:
+        """Runs the queued commands; no more of them once it took so long."""
+        until_s = self._clock() + within_s
         while True:
             try:
                 self._commands.get_nowait()()
@@ -155,16 +159,21 @@ class EngineLoop:
                 return
 
     def _leave_step_open(self) -> None:
-        """Admits what comes while the device has enough to do: the next step has it, not the one after."""
+        """Runs commands as they come while the device has enough to do, and admits, so that the next step has both."""
+        has_run = True  # some may have run before this
         while not self._stopping and (spare_s := self.engine.spare_s) > 0:
+            if has_run or self.engine.is_admitting:
+                self.engine.admit(min(spare_s, self.engine.host_share_s))
+                self.flush()
+                has_run = False
+                continue
             try:
                 command = self._commands.get(timeout=min(spare_s, LOOK_S))
             except queue.Empty:
                 continue
             command()
-            self._drain(wait=False)
-            self.engine.admit(self.engine.host_share_s)
-            self.flush()
+            self._run_commands(min(self.engine.spare_s, self.engine.host_share_s))
+            has_run = True
 
     def _check_once(self) -> None:
         """Checks the pools slice by slice; gives up for a command, which may change them, and begins again after it."""

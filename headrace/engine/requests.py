@@ -100,6 +100,11 @@ class EngineRequests:
         return len(self._waiting)
 
     @property
+    def is_admitting(self) -> bool:
+        """True if the last `admit` had no time for all that may be admitted."""
+        return self._is_admitting
+
+    @property
     def num_prompts(self) -> int:
         """Prompts that wait for room or are being computed. Call in the engine's thread only."""
         return len(self._waiting) + sum(each.is_prefilling for each in self._running)

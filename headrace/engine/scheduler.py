@@ -29,10 +29,10 @@ the step computes so much more, and no more than that. Passes of prompts are pad
 
 None starves. The prompt that arrived first computes at least a block in each step in which it has its turn, and
 decodes, however deep, leave prompts LEAST_SHARE of B. Whatever comes later, without decodes a prompt is done within
-4 C/B steps, 8 C/B beside lighter clients, where C is the cost of its tokens and of those of the prompts that arrived
-before it, and a step for each of these: up to a half or three quarters of the budget may go to others, and half of the
-rest may be less than a block. Under a gap all of it may be, and so may be what a client beyond its share gets beside
-others. When there are more sequences than a step takes, they take turns: all decoding ones, and the prefill that
+6 C/B steps, 8 C/B beside lighter clients, where C is the cost of its tokens and of those of the prompts that arrived
+before it, and a step for each of these: up to two thirds or three quarters of the budget may go to others, and half of
+the rest may be less than a block. Under a gap all of it may be, and so may be what a client beyond its share gets
+beside others. When there are more sequences than a step takes, they take turns: all decoding ones, and the prefill that
 arrived first.
 """
 

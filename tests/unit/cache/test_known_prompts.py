@@ -69,6 +69,16 @@ def test_the_oldest_prompts_are_forgotten_beyond_the_bound() -> None:
     assert hashed(known, prompts[0])[1] == len(prompts[0])
 
 
+def test_no_more_prompts_are_known_than_can_be_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.cache.known_prompts.MOST_PROMPTS", 3)
+    prompts = [TokenArray.of([number, *LONG]) for number in range(4)]
+    known = KnownPrompts()
+    for prompt in prompts:
+        hashed(known, prompt)
+    assert hashed(known, prompts[1])[1] < 16
+    assert hashed(known, prompts[0])[1] == len(prompts[0])
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3 * LEAST_TOKENS), st.integers(0, 50)), max_size=12))
 def test_keys_are_those_of_the_tokens_whatever_came_before(turns: list[tuple[int, int, int]]) -> None:
     known = KnownPrompts(kept_bytes=8 * TOKEN_BYTES * LEAST_TOKENS)

@@ -13,7 +13,7 @@ from headrace.engine.load import EngineLoad
 from headrace.step_costs import StepCosts, StepShape
 from node_runtime.status import node_status
 from tests.support.engine.driving import GREEDY, SMALL, engine_of, request, run_all, submit
-from tests.support.engine.fake_device import FakeDevice
+from tests.support.engine.fake_device import FakeDevice, WaitedFor
 from tests.support.engine.oracle import random_prompt
 
 ONE = replace(GREEDY, max_tokens=1)
@@ -107,6 +107,35 @@ def test_a_step_behind_prompts_alone_is_left_open_until_the_device_needs_it(tiny
     step(built)
     device.now_s += 10.0
     assert engine.spare_s == 0.0, "the device is done"
+    run_all(built)
+
+
+def test_a_device_that_fails_while_a_step_is_open_is_blamed_on_what_it_computed(tiny_checkpoint, monkeypatch) -> None:
+    built = engine_on(FakeDevice(TRUTH), tiny_checkpoint("granite"), overlap=True, max_step_tokens=64)
+    computed = submit(built, request(random_prompt(64), ONE))
+    step(built)
+    submit(built, request(random_prompt(64, 1), ONE))
+
+    def fail(drawn: WaitedFor) -> bool:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(WaitedFor, "has_arrived", property(fail))
+    with pytest.raises(RuntimeError, match="illegal"):
+        _ = built.engine.spare_s
+    assert built.engine.suspects == {computed.sequence}
+
+
+def test_no_step_is_left_open_before_one_that_decodes(tiny_checkpoint) -> None:
+    built = engine_on(FakeDevice(TRUTH), tiny_checkpoint("granite"), overlap=True, max_step_tokens=64)
+    answer = submit(built, request(random_prompt(20)))
+    step(built)
+    step(built)
+    built.engine.pause(answer.sequence)
+    submit(built, request(random_prompt(200, 1), ONE))
+    step(built)
+    assert built.engine.spare_s > 0, "the answer does not go on"
+    built.engine.go_on(answer.sequence)
+    assert built.engine.spare_s == 0.0
     run_all(built)
 
 

@@ -21,6 +21,7 @@ class SteppedEngine:
     has_work = True
     host_share_s = math.inf
     spare_s = 0.0
+    is_admitting = False
 
     def __init__(self) -> None:
         self.begun = threading.Semaphore(0)
@@ -93,6 +94,28 @@ async def test_a_step_that_may_be_left_open_is_made_when_time_is_up_with_what_ca
     assert admitted[-1] == ["first", "second"]
     stopping = asyncio.create_task(loop.stop(TIMEOUT_S))
     await asyncio.sleep(0)  # the end is in the queue: at most one more step begins
+    engine.may_end.release(2)
+    await stopping
+
+
+async def test_a_command_that_came_during_a_step_is_answered_though_the_next_one_is_left_open() -> None:
+    engine: Any = SteppedEngine()
+    admitted: list[list[str]] = []
+    commands: list[str] = []
+    engine.admit = lambda within_s: admitted.append([*commands])
+    loop = EngineLoop(engine, asyncio.get_running_loop().time, lambda error: None)
+    loop.start()
+    await asyncio.to_thread(engine.begun.acquire, timeout=TIMEOUT_S)
+    called = asyncio.create_task(loop.call(lambda: commands.append("came during the step")))
+    await asyncio.sleep(0)  # the command is in the queue
+    engine.spare_s = math.inf
+    engine.may_end.release()
+    async with asyncio.timeout(TIMEOUT_S):
+        await called
+        while admitted[-1] != commands:
+            await asyncio.sleep(0.001)
+    stopping = asyncio.create_task(loop.stop(TIMEOUT_S))
+    await asyncio.sleep(0)
     engine.may_end.release(2)
     await stopping
 
