@@ -22,7 +22,6 @@ KEPT_SHARE = 0.95
 MOST_LATE_SHARE = 0.2
 """Share of a wanted gap that is left for late steps at the most: shorter steps mend nothing of what a host delays."""
 
-
 SHORT_SHARE = 2 / 3
 """Share of the prompts' part of a step that short ones get at the most while a longer one waits, which has the rest."""
 

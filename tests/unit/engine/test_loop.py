@@ -35,6 +35,13 @@ class SteppedEngine:
         return self.may_end.acquire(timeout=TIMEOUT_S)
 
 
+async def end(loop: EngineLoop, engine: SteppedEngine) -> None:
+    stopping = asyncio.create_task(loop.stop(TIMEOUT_S))
+    await asyncio.sleep(0)  # the end is in the queue: at most two more steps begin
+    engine.may_end.release(2)
+    await stopping
+
+
 async def test_a_call_that_comes_after_the_last_commands_were_run_fails_instead_of_waiting_for_ever() -> None:
     engine: Any = SteppedEngine()
     loop = EngineLoop(engine, asyncio.get_running_loop().time, lambda error: None)
@@ -70,10 +77,7 @@ async def test_commands_beside_a_step_leave_time_for_the_next_and_none_is_lost()
         await asyncio.to_thread(engine.begun.acquire, timeout=TIMEOUT_S)
         assert ran == expected
         engine.may_end.release()
-    stopping = asyncio.create_task(loop.stop(TIMEOUT_S))
-    await asyncio.sleep(0)  # the end is in the queue: at most two more steps begin
-    engine.may_end.release(2)
-    await stopping
+    await end(loop, engine)
 
 
 async def test_a_step_that_may_be_left_open_is_made_when_time_is_up_with_what_came_meanwhile() -> None:
@@ -92,10 +96,7 @@ async def test_a_step_that_may_be_left_open_is_made_when_time_is_up_with_what_ca
     assert await asyncio.to_thread(engine.begun.acquire, timeout=TIMEOUT_S)
     assert ["first"] in admitted, "each is admitted as it comes, not only when the step is made"
     assert admitted[-1] == ["first", "second"]
-    stopping = asyncio.create_task(loop.stop(TIMEOUT_S))
-    await asyncio.sleep(0)  # the end is in the queue: at most one more step begins
-    engine.may_end.release(2)
-    await stopping
+    await end(loop, engine)
 
 
 async def test_a_command_that_came_during_a_step_is_answered_though_the_next_one_is_left_open() -> None:
@@ -112,12 +113,8 @@ async def test_a_command_that_came_during_a_step_is_answered_though_the_next_one
     engine.may_end.release()
     async with asyncio.timeout(TIMEOUT_S):
         await called
-        while admitted[-1] != commands:
-            await asyncio.sleep(0.001)
-    stopping = asyncio.create_task(loop.stop(TIMEOUT_S))
-    await asyncio.sleep(0)
-    engine.may_end.release(2)
-    await stopping
+    assert admitted[-1] == commands == ["came during the step"], "admitted before it was answered"
+    await end(loop, engine)
 
 
 async def test_an_open_step_does_not_keep_the_thread_from_its_end() -> None:
