@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, suppress
@@ -69,6 +70,8 @@ from transfer.protocol.envelope import new_nonce
 from transfer.protocol.errors import TransferFailed
 from transfer.receiver import IncomingTransfer, TransferReceiver
 from transfer.sender import OutgoingTransfer
+
+log = logging.getLogger(__name__)
 
 DEADLINE_MARGIN_S = 1.0
 
@@ -223,6 +226,7 @@ class DecodeDriver:
         try:
             landed = await session.landed()
         except TransferFailed as failure:
+            log.info("request %s: its transfer failed: %s", self._sequence.request.request_id, failure)
             self._inbox.put_nowait(SessionFailed(nonce, str(failure)))
             return
         if landed.first_token is None:

@@ -1,7 +1,7 @@
 """Checkpoints that every test of a session may share: random tiny models, made once. The order of all tests."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,8 @@ if "TRITON_INTERPRET" in os.environ:
     replace_the_language_once_a_launch()
 
 torch.set_num_threads(1)  # several processes share the machine's two cores
+
+LOG_END = 3000  # characters
 
 settings.load_profile("ci")  # the same examples in each run, none of them timed; --hypothesis-profile=default searches
 
@@ -48,6 +50,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     campaigns.addoption("--abort-storms", type=int, default=1, help="of 300 aborted requests")
     campaigns.addoption("--soak-sessions", type=int, default=1000, help="sessions in a row")
     campaigns.addoption("--soak-devices", nargs=2, default=("cpu", "cpu"), help="of the sender and of the receiver")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failed test's report has the ends of the logs that its processes have left in `tmp_path`."""
+    report = yield
+    folder = getattr(item, "funcargs", {}).get("tmp_path")
+    if report.failed and folder is not None:
+        for log in sorted(folder.glob("*.log")):
+            report.sections.append((f"end of {log.name}", log.read_text(errors="replace")[-LOG_END:]))
+    return report
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -136,6 +136,9 @@ class Drains:
             self._metrics.request_moved(self._clock() - began_s)
         elif outcome is MoveOutcome.STAYED:
             await asyncio.sleep(STAYED_PAUSE_S)
+        elif outcome is MoveOutcome.RECOMPUTED:
+            request_id, name = request.life.request.request_id, receiver.info.name
+            log.warning("request %s could not be handed over to %s: it is computed again", request_id, name)
 
     def _receiver(self, sender: NodeEntry, request: Movable) -> NodeEntry | None:
         num_tokens = len(request.life.request.tokens) + len(request.life.generated)
