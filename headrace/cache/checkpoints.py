@@ -6,7 +6,7 @@ the states at every boundary in hand, so a policy costs slots, not forward passe
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from headrace.cache.errors import UnknownCheckpointPolicy
 from headrace.cache.types import PRIMARY, Tier
@@ -14,9 +14,8 @@ from headrace.cache.types import PRIMARY, Tier
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkSpan:
-    """One prefill chunk: it computes the tokens `start` .. `end - 1`."""
+class ChunkSpan(NamedTuple):
+    """One sequence's tokens of a step: it computes `start` .. `end - 1`. A tuple, as a step makes one for each."""
 
     start: int
     end: int

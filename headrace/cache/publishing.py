@@ -102,7 +102,9 @@ class Publisher:
         """
         wanted: list[tuple[Boundary, ScheduledChunk[S]]] = []
         for chunk in chunks:
-            boundaries = self._boundaries(chunk)
+            if chunk.span.start >= chunk.sequence.prefill_length:
+                continue  # an answer's token
+            boundaries = self._policy.prompt_boundaries(chunk.span, self._facts(chunk.sequence))
             if not boundaries:
                 continue
             chunk.at_end = next((boundary for boundary in boundaries if boundary.num_tokens == chunk.span.end), None)
@@ -121,8 +123,11 @@ class Publisher:
         With a tail it may be at the state that the step has written, and then once more at the end.
         """
         sequence, claim = chunk.sequence, chunk.sequence.held
-        if chunk.tail is None or chunk.tail.written == sequence.num_computed:
+        num_computed, size = sequence.num_computed, self._cache.block_size
+        if chunk.tail is None or chunk.tail.written == num_computed:
             self._cache.state_written(claim)
+        if num_computed % size and num_computed // size == chunk.span.start // size:
+            return  # no block is full that was not, as behind most tokens of an answer
         self.publish_blocks(sequence)
         for boundary, slot in chunk.emit:
             key = self._key(sequence, boundary.num_tokens)
@@ -170,13 +175,6 @@ class Publisher:
         checkpoint = self._cache.donate_running(claim, self._key(sequence, num_tokens), num_tokens)
         if checkpoint is not None:
             sequence.decoded.append(checkpoint)
-
-    def _boundaries(self, chunk: ScheduledChunk[S]) -> tuple[Boundary, ...]:
-        """The boundaries that the policy keeps of a prefill chunk; none of a decode."""
-        sequence = chunk.sequence
-        if sequence.num_computed >= sequence.prefill_length:
-            return ()
-        return self._policy.prompt_boundaries(chunk.span, self._facts(sequence))
 
     def _facts(self, sequence: CachedSequence) -> PromptFacts:
         return PromptFacts(

@@ -69,16 +69,18 @@ class DecodeInputs:
 
     def load(self, inputs: Sequence[SequenceInput], num_rows: int) -> None:
         """Rows of these steps, one token each, and padding up to `num_rows`. Waits for nothing."""
-        n, width = len(inputs), max(cdiv(entry.end, self._block_size) for entry in inputs)
+        n, starts = len(inputs), [entry.start for entry in inputs]
+        width = max(starts) // self._block_size + 1
         end_fields, end_tails = len(DecodeField) * num_rows, (len(DecodeField) + len(TailField)) * num_rows
         packed = torch.empty(end_tails + n * width, dtype=torch.int32, pin_memory=self._table.is_cuda)
-        fields, tails, table = np.split(packed.numpy(), (end_fields, end_tails))
-        fields, tails = fields.reshape(-1, num_rows), tails.reshape(num_rows, -1)
-        fields[:, :n] = np.array([self._row(entry) for entry in inputs], dtype=np.int32).T
+        numbers = packed.numpy()
+        fields, tails = numbers[:end_fields].reshape(-1, num_rows), numbers[end_fields:end_tails].reshape(num_rows, -1)
+        table = numbers[end_tails:].reshape(n, width)
+        table[:] = self._host_table.rows(inputs, width)
+        self._fill(fields[:, :n], inputs, np.array(starts, dtype=np.int32), table)
         fields[:, n:] = self._padding[:, None]
-        tails[:n] = [tail_fields(entry, self._tail_places) for entry in inputs]
+        tails[:n] = tail_fields(inputs, self._tail_places)
         tails[n:] = PAD_TAIL
-        table[:] = self._host_table.rows(inputs, width).reshape(-1)
         arrived = packed.to(self._table.device, non_blocking=True)
         self._fields[:, :num_rows].copy_(arrived[:end_fields].view(-1, num_rows))
         self._tails[:num_rows].copy_(arrived[end_fields:end_tails].view(num_rows, -1))
@@ -107,18 +109,17 @@ class DecodeInputs:
             last_token_queries=None,
         )
 
-    def _row(self, entry: SequenceInput) -> tuple[int, ...]:
-        """In the order of `DecodeField`."""
-        return (
-            entry.tokens[0],
-            PAD_SLOT if entry.future_token is None else entry.future_token,
-            entry.start,
-            entry.end,
-            entry.block_ids[entry.start // self._block_size],
-            entry.start % self._block_size,
-            PAD_SLOT if entry.src_slot is None else entry.src_slot,
-            entry.dst_slot,
-        )
+    def _fill(self, fields: np.ndarray, inputs: Sequence[SequenceInput], starts: np.ndarray, table: np.ndarray) -> None:
+        """Sets `fields` [a `DecodeField` each, n], a column of all inputs at a time."""
+        blocks, offsets = np.divmod(starts, self._block_size)
+        fields[DecodeField.TOKEN] = [entry.tokens[0] for entry in inputs]
+        fields[DecodeField.FUTURE] = [PAD_SLOT if e.future_token is None else e.future_token for e in inputs]
+        fields[DecodeField.POSITION] = starts
+        fields[DecodeField.CONTEXT] = starts + 1
+        fields[DecodeField.BLOCK] = table[np.arange(len(inputs)), blocks]
+        fields[DecodeField.OFFSET] = offsets
+        fields[DecodeField.SRC] = [PAD_SLOT if entry.src_slot is None else entry.src_slot for entry in inputs]
+        fields[DecodeField.DST] = [entry.dst_slot for entry in inputs]
 
 
 class HasBlocks(Protocol):
@@ -148,12 +149,18 @@ class HostTable:
         order = []
         for ids in lists:
             kept = self._known.get(id(ids))
-            row, num_known, _ = (self._free.pop(), 0, ids) if kept is None else kept
-            if num_known < len(ids):
-                self._table[row, num_known : len(ids)] = ids[num_known:]
-                self._known[id(ids)] = row, len(ids), ids
-            order.append(row)
+            if kept is None or kept[1] < len(ids):
+                kept = self._add_ids(ids, kept)
+            order.append(kept[0])
         return self._table[order, :width]
+
+    def _add_ids(
+        self, ids: Sequence[int], kept: tuple[int, int, Sequence[int]] | None
+    ) -> tuple[int, int, Sequence[int]]:
+        row, num_known = (self._free.pop(), 0) if kept is None else kept[:2]
+        self._table[row, num_known : len(ids)] = ids[num_known:]
+        self._known[id(ids)] = grown = row, len(ids), ids
+        return grown
 
     def _forget_all_but(self, wanted: set[int]) -> None:
         for key in self._known.keys() - wanted:

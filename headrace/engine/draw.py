@@ -47,9 +47,9 @@ class Draw(NamedTuple):
     @property
     def is_greedy(self) -> bool:
         """True if the token is the best one of the unchanged logits."""
-        changes = self.banned or self.banned_after
-        rows = (self.counts_row, self.bias_row, self.mask_row)
-        return not changes and rows == (None, None, None) and self.sampling.temperature <= COLDEST
+        sampling, _, banned, counts_row, bias_row, banned_after, _, mask_row = self
+        is_changed = bool(banned or banned_after) or mask_row is not None
+        return not is_changed and counts_row is None and bias_row is None and sampling.temperature <= COLDEST
 
 
 @dataclass(frozen=True)

@@ -208,7 +208,7 @@ class Engine(EngineTokens):
     def _schedule(self) -> list[ScheduledChunk[Sequence]]:
         """The next step's chunks, each with blocks and slots for what it writes; preempts requests for them."""
         now_s = self._clock()
-        clients = [sequence.request.client for sequence in self._running]
+        clients = [sequence.job.request.client for sequence in self._running]
         self._client_work.pass_time(now_s, clients)
         standing = {
             client: (self._client_work.of(client), self._client_work.exceeds(client)) for client in set(clients)
@@ -216,7 +216,7 @@ class Engine(EngineTokens):
         for sequence, client in zip(self._running, clients, strict=True):
             sequence.client_work, sequence.exceeds = standing[client]
         while True:
-            ready = (s for s in self._running if self._takes_part(s))
+            ready = [sequence for sequence in self._running if self._takes_part(sequence)]
             chunks = self._scheduler.schedule(ready, self.cost_fit.costs, self._yielded)
             if all(self.cache.extend(chunk.sequence.held, chunk.span.end) for chunk in chunks):
                 break
@@ -284,10 +284,10 @@ class Engine(EngineTokens):
     def _takes_part(self, sequence: Sequence) -> bool:
         if sequence.is_paused:
             return False
-        return sequence.is_prefilling or self._rules.wants_more(sequence, self._num_pending(sequence))
-
-    def _num_pending(self, sequence: Sequence) -> int:
-        return int(self._in_flight is not None and sequence in self._in_flight.inputs.draw_index)
+        if sequence.num_computed < sequence.prefill_length:
+            return True
+        is_pending = self._in_flight is not None and sequence in self._in_flight.inputs.draw_index
+        return self._rules.wants_more(sequence, int(is_pending))
 
     def _report_started(self, chunks: list[ScheduledChunk[Sequence]]) -> None:
         for sequence in (chunk.sequence for chunk in chunks):
@@ -305,11 +305,12 @@ class Engine(EngineTokens):
 
     def _launch(self, chunks: list[ScheduledChunk[Sequence]]) -> InFlight:
         self._runner.keep_rows(self._running)
-        step = self._builder.build(chunks, {} if self._in_flight is None else self._in_flight.inputs.draw_index)
+        pending = {} if self._in_flight is None else self._in_flight.inputs.draw_index
+        step = self._builder.build(chunks, pending)
         began_s = self._clock()
         behind = drafts_under_way(chunks) if self._in_flight is None else self._in_flight.launched.drawn
         # A mask needs the token before it. The device computes meanwhile: only the draws come after the masks.
-        settle = self._settle if any(self._num_pending(sequence) for sequence, _ in step.constrained) else None
+        settle = self._settle if any(sequence in pending for sequence, _ in step.constrained) else None
         with self._masks.computed(step.constrained, settle) as wait_for_masks:
             launched = self._runner.launch(step.inputs, step.draws, step.rows, wait_for_masks)
         if self.drafting is not None and self._overlap:

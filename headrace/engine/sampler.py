@@ -40,13 +40,13 @@ class PendingBans:
 
 def pending_bans(draws: Sequence[Draw], drawn: Tensor, vocab_size: int) -> PendingBans | None:
     """The bans of the draws' `banned_after`; None if there are none. `drawn` int64: the tokens of the last launch."""
+    if not any(draw.banned_after for draw in draws):
+        return None
     entries = [
         (row * vocab_size + token_id, draw.pending, before)
         for row, draw in enumerate(draws)
         for before, token_id in draw.banned_after
     ]
-    if not entries:
-        return None
     flat_ids, pending, before = upload_lists(list(zip(*entries, strict=True)), drawn.device)
     holds = drawn.index_select(0, pending) == before
     return PendingBans(flat_ids, torch.zeros(len(entries), device=drawn.device).masked_fill_(holds, -torch.inf))
@@ -113,8 +113,8 @@ class Drawn:
 
     def __init__(self, logits: Tensor, ids: Tensor, draws: Sequence[Draw]):
         """Row i of logits [N, V] and ids [N] belong to draws[i]. Both may be overwritten by the next launch."""
-        wanted = [(row, draw.sampling.logprobs) for row, draw in enumerate(draws)]
-        reported = [(row, num_top) for row, num_top in wanted if num_top is not None]
+        wanted = [draw.sampling.logprobs for draw in draws]
+        reported = [(row, num_top) for row, num_top in enumerate(wanted) if num_top is not None]
         most = max((num_top for _, num_top in reported), default=0)
         step = rows_at_once(logits.shape[1], most)
         self._pending: list[tuple[PendingLogprobs, dict[int, int]]] = []
@@ -142,6 +142,8 @@ class Drawn:
         for pending, num_top_of in self._pending:
             self._logprobs.update(zip(num_top_of, pending.rows(list(num_top_of.values())), strict=True))
         self._pending.clear()
+        if not self._logprobs:
+            return [Token(token_id) for token_id in ids[draws]]
         return [Token(ids[row], self._logprobs.get(row)) for row in range(len(ids))[draws]]
 
     @property

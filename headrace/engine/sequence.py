@@ -8,7 +8,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from headrace.answer_grammar import AnswerGrammar
 from headrace.cache.claims import Claim
@@ -19,6 +19,7 @@ from headrace.cache.leases import LeaseId
 from headrace.cache.tails import Tail
 from headrace.cache.types import PrefixKey
 from headrace.engine.bad_words import BadWords
+from headrace.engine.draw import Draw
 from headrace.engine.following import Following
 from headrace.request import FinishReason, PromptLogprobs, Request, Token
 from headrace.speculation.draft_count import Acceptance
@@ -73,9 +74,8 @@ class Computed:
     device_event: DeviceEvent | None = field(default=None, compare=False)
 
 
-@dataclass(frozen=True)
-class Sampled:
-    """A new token; with `finish` it is the last one."""
+class Sampled(NamedTuple):
+    """A new token; with `finish` it is the last one. A tuple, as a step makes one for each sequence."""
 
     token: Token
     finish: FinishReason | None
@@ -229,8 +229,13 @@ class Sequence:
         self.bad_words = BadWords(words) if words else None
 
     def append(self, token_id: int) -> None:
-        """Adds the newest token of the answer."""
-        self.extend([token_id])
+        """Adds the newest token of the answer; as `extend`, for one."""
+        self.tokens.append(token_id)
+        if not len(self.tokens) % self.hasher.block_size:
+            self.hasher.extend(self.tokens[self.hasher.num_tokens :])
+        if self.grammar is not None:
+            self.grammar.append([token_id])
+        self.num_sampled += 1
 
     def extend(self, token_ids: list[int]) -> None:
         """Adds the newest tokens of the answer, in order."""
@@ -289,6 +294,16 @@ class Sequence:
         """Tokens of prompt and answer at most, by its job and its request."""
         request = self.job.request
         return min(self.prompt_length + self.job.max_new, request.num_prompt_tokens + request.sampling.max_tokens)
+
+    @cached_property
+    def same_draw(self) -> Draw | None:
+        """The draw of each of its tokens, where that is always the best one of the model's logits; else None."""
+        sampling = self.job.request.sampling
+        is_changed = sampling.has_penalty or sampling.has_bias or sampling.min_tokens
+        if is_changed or self.bad_words is not None or self.grammar is not None:
+            return None
+        draw = Draw(sampling, position=0)
+        return draw if draw.is_greedy else None
 
     @property
     def num_output(self) -> int:

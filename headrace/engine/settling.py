@@ -90,26 +90,25 @@ class EngineTokens(EngineRequests):
         """Counts the launched step's blocks and states as written: later launches run behind it on the device."""
         running = set(self._running)
         for chunk in step.chunks:
-            sequence = chunk.sequence
+            sequence, (start, end) = chunk.sequence, chunk.span
             if sequence not in running:
                 self._publisher.given_up(chunk)
                 continue  # its last token has come in meanwhile, this one was too many; or its grammar has no mask
             if chunk.num_drafts:
                 continue  # how many of its tokens count is known when they are taken
-            sequence.num_computed = chunk.span.end
-            if chunk.tail is not None:
-                sequence.tail = chunk.tail.after(chunk.span.end)
+            sequence.num_computed = end
+            self.computed_tokens += end - start
+            if chunk.tail is not None and chunk.tail.written is not None:
+                sequence.tail = chunk.tail.after(end)
             self._publisher.written(chunk)
-            self._report_progress(chunk)
-            if not sequence.is_prefilling and sequence.job.max_new == 0 and not sequence.to_score:
+            if start < sequence.prefill_length:
+                self._report_progress(chunk)
+            if sequence.job.max_new == 0 and not sequence.is_prefilling and not sequence.to_score:
                 self._end(sequence, FinishReason.LENGTH)
 
     def _report_progress(self, chunk: ScheduledChunk[Sequence]) -> None:
         """Reports the prompt's newly computed tokens; those computed before a preemption are not reported again."""
         sequence, span = chunk.sequence, chunk.span
-        self.computed_tokens += span.end - span.start
-        if span.start >= sequence.prefill_length:
-            return  # a new token of the answer, as most
         self._prompt_tokens += span.end - span.start
         self.recomputed_tokens += max(0, min(span.end, sequence.computed_before) - span.start)
         start, end = max(span.start, sequence.computed_before), min(span.end, sequence.prompt_length)
@@ -173,7 +172,8 @@ class EngineTokens(EngineRequests):
                 self._take_scores(chunk, scores)
         for sequence, draw in step.inputs.draw_index.items():
             if sequence in running and not sequence.drafts:
-                _, finish = append_new(sequence, [ids[draw]], self._rules)
+                sequence.append(ids[draw])
+                finish = self._rules.finish_reason(sequence)
                 self._appended(Taken(sequence, drawn, slice(draw, draw + 1), finish))
         if step.has_drafts:
             for chunk in step.chunks:

@@ -18,6 +18,7 @@ from headrace.engine.stopping import StopRules
 from headrace.forward.sequence_input import SequenceInput
 from headrace.step_costs import StepShape
 
+NO_ROWS = range(0)
 FUTURE_TOKEN = 0  # stands in for a token whose value is still on the device
 
 
@@ -83,12 +84,12 @@ class StepBuilder:
         """The inputs of a step of these chunks. `pending`: the draws of the last launch that are not yet tokens."""
         step, num_rows = StepInputs(), 0
         for chunk in chunks:
-            sequence = chunk.sequence
+            sequence, (start, end) = chunk.sequence, chunk.span
             if to_score := rows_to_score(chunk):
                 step.scored.append(chunk)
-                step.rows.append(_prompt_rows(sequence, to_score, num_rows + to_score.start - chunk.span.start))
-            draws_token = _draws_token(chunk)
-            num_logits = chunk.span.end - chunk.span.start if to_score or chunk.num_drafts else int(draws_token)
+                step.rows.append(_prompt_rows(sequence, to_score, num_rows + to_score.start - start))
+            draws_token = end >= sequence.prefill_length and sequence.job.max_new > 0
+            num_logits = end - start if to_score or chunk.num_drafts else int(draws_token)
             num_rows += num_logits
             future_token = pending.get(sequence)
             if draws_token:
@@ -107,6 +108,8 @@ class StepBuilder:
 
     def _draw(self, sequence: Sequence, pending: int | None, masks: list[WantedMask]) -> Draw:
         """The draw of its next token; its mask, if it needs one, is appended."""
+        if sequence.same_draw is not None:
+            return sequence.same_draw
         request, counts_row, bias_row = sequence.request, None, None
         if request.sampling.has_penalty:
             # A new row cannot lack a pending token: a sequence keeps its row as long as it runs.
@@ -134,7 +137,7 @@ class StepBuilder:
 def rows_to_score(chunk: ScheduledChunk[Sequence]) -> range:
     """Positions of the chunk's tokens with which the prompt's next ones are scored."""
     if chunk.sequence.job.prompt_logprobs is None:
-        return range(0)
+        return NO_ROWS
     to_score, span = chunk.sequence.to_score, chunk.span
     return range(max(to_score.start, span.start), min(to_score.stop, span.end))
 
@@ -146,10 +149,6 @@ def drafts_under_way(chunks: SequenceOf[ScheduledChunk[Sequence]]) -> OnDevice |
     return None if made is None or made.has_arrived else made
 
 
-def _draws_token(chunk: ScheduledChunk[Sequence]) -> bool:
-    return chunk.span.end >= chunk.sequence.prefill_length and chunk.sequence.job.max_new > 0
-
-
 def _mask_row(sequence: Sequence, drafts: SequenceOf[int], masks: list[WantedMask]) -> int | None:
     if sequence.grammar is None:
         return None
@@ -158,10 +157,10 @@ def _mask_row(sequence: Sequence, drafts: SequenceOf[int], masks: list[WantedMas
 
 
 def _sequence_input(chunk: ScheduledChunk[Sequence], num_logits: int, future_token: int | None) -> SequenceInput:
-    sequence, span, claim = chunk.sequence, chunk.span, chunk.sequence.held
+    sequence, (start, end), claim = chunk.sequence, chunk.span, chunk.sequence.held
     tokens: SequenceOf[int] = (FUTURE_TOKEN,)
     if future_token is None:
-        tokens = sequence.tokens[span.start : span.end]
+        tokens = sequence.tokens[start:end]
     future_drafts = None
     if chunk.num_drafts:
         drafts = sequence.drafts
@@ -173,14 +172,14 @@ def _sequence_input(chunk: ScheduledChunk[Sequence], num_logits: int, future_tok
     if chunk.emit:
         emit = tuple((boundary.num_tokens, slot) for boundary, slot in chunk.emit)
     if chunk.draft_slots and chunk.tail is None:
-        emit = tuple(enumerate(chunk.draft_slots, span.start + 1))
+        emit = tuple(enumerate(chunk.draft_slots, start + 1))
     elif chunk.draft_slots:
         [dst_slot] = chunk.draft_slots
     return SequenceInput(
         tokens=tokens,
-        start=span.start,
+        start=start,
         block_ids=claim.block_ids,
-        src_slot=sequence.state_slot if span.start else None,
+        src_slot=sequence.state_slot if start else None,
         dst_slot=dst_slot,
         emit=emit,
         num_logits=num_logits,

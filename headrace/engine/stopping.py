@@ -50,7 +50,7 @@ class StopRules:
 
     def wants_more(self, sequence: Sequence, num_pending: int) -> bool:
         """True if it takes another token after its pending ones, unless one of these is a stop token."""
-        return self.most_new(sequence) > num_pending
+        return min(sequence.most_tokens, self.max_model_tokens) - len(sequence.tokens) > num_pending
 
     def most_new(self, sequence: Sequence) -> int:
         """The most tokens that it may still take, all that it has being known."""
@@ -58,12 +58,13 @@ class StopRules:
 
     def finish_reason(self, sequence: Sequence) -> FinishReason | None:
         """The reason why its newest token is its last; None if more follow."""
-        sampling = sequence.request.sampling
-        if sequence.tokens[-1] in self._stop_ids(sequence) and sequence.num_output >= sampling.min_tokens:
+        request, tokens = sequence.job.request, sequence.tokens
+        sampling, num_output = request.sampling, len(tokens) - request.num_prompt_tokens
+        if tokens[-1] in self._stop_ids(sequence) and num_output >= sampling.min_tokens:
             return FinishReason.STOP
         if sequence.grammar is not None and sequence.grammar.is_complete:
             return FinishReason.STOP
-        if sequence.num_output >= sampling.max_tokens or len(sequence.tokens) >= self.max_model_tokens:
+        if num_output >= sampling.max_tokens or len(tokens) >= self.max_model_tokens:
             return FinishReason.LENGTH
         return None
 
@@ -88,5 +89,8 @@ class StopRules:
         return min(most, self.max_model_tokens)
 
     def _stop_ids(self, sequence: Sequence) -> tuple[int, ...]:
-        sampling = sequence.request.sampling
-        return sampling.stop_token_ids if sampling.ignore_eos else (*self.eos_token_ids, *sampling.stop_token_ids)
+        sampling = sequence.job.request.sampling
+        if sampling.ignore_eos:
+            return sampling.stop_token_ids
+        own = sampling.stop_token_ids
+        return (*self.eos_token_ids, *own) if own else self.eos_token_ids

@@ -82,9 +82,9 @@ class VerifyInputs:
         end_src, end_tails = end_rows + B, end_rows + B + len(TailField) * B
         packed = torch.empty(end_tails + n * width, dtype=torch.int32, pin_memory=self._rows.is_cuda)
         rows, src, tails, blocks = np.split(packed.numpy(), (end_rows, end_src, end_tails))
-        fields = [tail_fields(entry, self._tail_places) for entry in inputs]
+        fields = tail_fields(inputs, self._tail_places)
         self._fill_rows(rows.reshape(len(RowField), B, self._rows_each), inputs, table)
-        src[:n] = [entry[TailField.SRC] for entry in fields]
+        src[:n] = fields[:, TailField.SRC]
         src[n:] = PAD_SLOT
         tails = tails.reshape(B, -1)
         tails[:n] = fields

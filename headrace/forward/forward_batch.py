@@ -5,6 +5,7 @@ Decodes are sequences with one new token, behind them those with drafts, by thei
 """
 
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -180,7 +181,7 @@ def _decode_group(
 ) -> DecodeGroup:
     src_slots = [-1 if entry.src_slot is None else entry.src_slot for entry in inputs]
     dst_slots = [slot for entry in inputs for slot in written_slots(entry)]
-    fields = [number for entry in inputs for number in tail_fields(entry, tail_places)]
+    fields = tail_fields(inputs, tail_places).reshape(-1).tolist()
     src, dst, tails = upload_lists([src_slots, dst_slots, fields], device)
     return DecodeGroup(
         rows=slice(first_row, first_row + len(dst_slots)),
@@ -228,17 +229,20 @@ def _logit_rows(
 
 def check_inputs(inputs: Sequence[SequenceInput], block_size: int) -> None:
     """Raises ValueError for inputs that would let one sequence's state or tokens reach another."""
-    written: set[int] = set()
     for entry in inputs:
-        if len(entry.block_ids) * block_size < entry.end:
+        if len(entry.block_ids) * block_size < entry.start + len(entry.tokens):
             raise ValueError(f"{len(entry.block_ids)} blocks of {block_size} do not cover {entry.end} tokens")
-        for slot in (entry.dst_slot, *(slot for _, slot in entry.emit)):
-            if slot in written:
-                raise ValueError(f"slot {slot} is written twice in one step")
-            written.add(slot)
-    rows = [entry.tail.row for entry in inputs if entry.tail is not None]
-    if len(set(rows)) < len(rows):
-        raise ValueError(f"rows {rows} of the ring: two sequences share one")
-    for entry in inputs:
-        if entry.src_slot in written and entry.src_slot != entry.dst_slot:
-            raise ValueError(f"slot {entry.src_slot} is read by one sequence and written for another")
+    written = [entry.dst_slot for entry in inputs]
+    written += [slot for entry in inputs if entry.emit for _, slot in entry.emit]
+    if twice := _repeated(written):
+        raise ValueError(f"slot {twice[0]} is written twice in one step")
+    if twice := _repeated([entry.tail.row for entry in inputs if entry.tail is not None]):
+        raise ValueError(f"row {twice[0]} of the ring: two sequences share it")
+    read = [entry.src_slot for entry in inputs if entry.src_slot != entry.dst_slot]
+    for slot in set(written).intersection(read):
+        raise ValueError(f"slot {slot} is read by one sequence and written for another")
+
+
+def _repeated(numbers: list[int]) -> list[int]:
+    """Numbers that come more than once."""
+    return [] if len(set(numbers)) == len(numbers) else [n for n, count in Counter(numbers).items() if count > 1]

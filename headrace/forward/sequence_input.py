@@ -1,9 +1,12 @@
 """One sequence's part of an engine step: a pure value between engine and runner."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from headrace.cache.tails import TailStep
+from headrace.kernels.lib.tails import TailField
 
 
 @dataclass(slots=True)
@@ -31,14 +34,17 @@ class SequenceInput:
     future_drafts: int | None = None  # tokens[1:] stand in for those that the layer drafted last in this row
     is_prompt: bool = False  # of a prompt, or computed again: not a decode, even if it is one token
     tail: TailStep | None = None  # of a decode; None: it has none, or the model keeps no tails
+    is_decode: bool = field(init=False)  # one new token of an answer
 
     def __post_init__(self) -> None:
-        if not self.tokens:
+        num_tokens = len(self.tokens)
+        if not num_tokens:
             raise ValueError("a step needs at least one token")
-        if self.num_logits not in (0, 1, len(self.tokens)):
-            raise ValueError(f"num_logits {self.num_logits} is not 0, 1 or {len(self.tokens)}")
+        if self.num_logits not in (0, 1, num_tokens):
+            raise ValueError(f"num_logits {self.num_logits} is not 0, 1 or {num_tokens}")
+        self.is_decode = num_tokens == 1 and not self.is_prompt
         if self.future_token is not None and not self.is_decode:
-            raise ValueError(f"{len(self.tokens)} tokens, one still to be drawn: only the newest can be unknown")
+            raise ValueError(f"{num_tokens} tokens, one still to be drawn: only the newest can be unknown")
         if self.start < 0 or (self.src_slot is None) != (self.start == 0):
             raise ValueError(f"start {self.start} with src_slot {self.src_slot}: a fresh state is one at start 0")
         for num_tokens, _ in self.emit:
@@ -48,11 +54,6 @@ class SequenceInput:
     @property
     def end(self) -> int:
         return self.start + len(self.tokens)
-
-    @property
-    def is_decode(self) -> bool:
-        """True for one new token of an answer."""
-        return len(self.tokens) == 1 and not self.is_prompt
 
     @property
     def has_drafts(self) -> bool:
@@ -69,14 +70,16 @@ def written_slots(entry: SequenceInput) -> list[int]:
     return [*(slot for _, slot in entry.emit), entry.dst_slot]
 
 
-def tail_fields(entry: SequenceInput, num_places: int) -> tuple[int, ...]:
-    """The numbers of a decode's tail, in the order of `TailField`, in a ring with so many places a row."""
-    tail = entry.tail or TailStep(entry.dst_slot, entry.start, entry.end)
-    return (
-        -1 if entry.src_slot is None else entry.src_slot,
-        -1 if tail.written is None else entry.dst_slot,
-        tail.row,
-        tail.base % num_places,
-        entry.start - tail.base,
-        0 if tail.written is None else tail.written - tail.base,
-    )
+def tail_fields(inputs: Sequence[SequenceInput], num_places: int) -> np.ndarray:
+    """The numbers of decodes' tails, in a ring with so many places a row: int32 [len(inputs), a `TailField` each]."""
+    fields = np.empty((len(inputs), len(TailField)), dtype=np.int32)
+    tails = [entry.tail or TailStep(entry.dst_slot, entry.start, entry.end) for entry in inputs]
+    pairs = list(zip(inputs, tails, strict=True))
+    base = np.array([tail.base for tail in tails], dtype=np.int32)
+    fields[:, TailField.SRC] = [-1 if entry.src_slot is None else entry.src_slot for entry in inputs]
+    fields[:, TailField.DST] = [-1 if tail.written is None else entry.dst_slot for entry, tail in pairs]
+    fields[:, TailField.ROW] = [tail.row for tail in tails]
+    fields[:, TailField.START] = base % num_places
+    fields[:, TailField.KEPT] = np.array([entry.start for entry in inputs], dtype=np.int32) - base
+    fields[:, TailField.WRITTEN] = [0 if tail.written is None else tail.written - tail.base for tail in tails]
+    return fields
