@@ -18,6 +18,7 @@ BENCHMARKS = {
     "cpu-engine": ("engine.cpu", "the forward pass against transformers"),
     "emission": ("engine.steps:emission", "a prefill with many checkpoints against one"),
     "host-overhead": ("engine.host_overhead", "host work for a cached prompt, stage by stage"),
+    "engine-host": ("engine.host_turns", "the host's part of a decode node's turns, at one or more commits"),
     "gpu-engine": ("engine.gpu", "prefill and decode on a GPU beside vLLM and the chip's floor"),
     "gpu-steps": ("engine.steps", "decode steps through the whole engine on a GPU"),
     "structured-output": ("engine.structured_output", "which JSON schemas are held, and what a mask costs"),
