@@ -36,6 +36,7 @@ from benchmarks.cluster.agents import PROCESSES, run_chats
 from benchmarks.cluster.kinds import KINDS, Caches, Chunks, Contender, clusters_of, router_settings
 from benchmarks.cluster.processes import NodeSettings, Processes, end_on_sigterm
 from benchmarks.cluster.twin import Measured, simulated
+from benchmarks.router.host import MEASURED_HOST, HostCosts
 from benchmarks.router.workload import ChatShape
 from benchmarks.shapes import SHAPES, write_shape
 from benchmarks.timing import table_header, table_row
@@ -159,10 +160,11 @@ def simulated_row(
     chunks: Chunks,
     token_gap_s: float | None,
     undivided: float | None,
+    host: HostCosts = MEASURED_HOST,
 ) -> Row:
     """An arrangement in the simulator. `undivided`: the rate of the undivided pair; None: this one is it."""
     kind = KINDS[name]
-    twin = simulated(kind, chats, measured, chunks, token_gap_s)
+    twin = simulated(kind, chats, measured, chunks, token_gap_s, host)
     rate = twin.requests_per_s * len(kind.roles)
     first, later, gaps = twin.first_turns, twin.later_turns, twin.gaps
     return Row(

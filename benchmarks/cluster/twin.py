@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.cluster.kinds import POLICY, Chunks, Kind
 from benchmarks.router.cluster import Arrangement, SimulatedCluster
+from benchmarks.router.host import HostCosts
 from benchmarks.router.report import Result
 from benchmarks.router.simulate import CHAT_BLOCK_TOKENS
 from benchmarks.router.work import NodeShape
@@ -47,7 +48,9 @@ class Measured:
         return cls(costs, next(prefills, None), link, blocks, slots)
 
 
-def simulated(kind: Kind, shape: ChatShape, measured: Measured, chunks: Chunks, token_gap_s: float | None) -> Result:
+def simulated(
+    kind: Kind, shape: ChatShape, measured: Measured, chunks: Chunks, token_gap_s: float | None, host: HostCosts
+) -> Result:
     """One cluster of this arrangement, with its part of the chats."""
     parts = len(kind.roles)
     mine = replace(shape, at_once=shape.at_once // parts, total=shape.total // parts)
@@ -60,6 +63,7 @@ def simulated(kind: Kind, shape: ChatShape, measured: Measured, chunks: Chunks, 
         eviction=Lru.name,
         max_step_tokens=chunks.others,
         pass_rows=PREFILL_ROWS,
+        host=host,
     )
     prefill = replace(node, costs=measured.prefill_costs or node.costs, max_step_tokens=chunks.prefill)
     arrangement = Arrangement(

@@ -17,6 +17,8 @@ import typer
 from benchmarks.cluster.arrangements import HEADER, LOADS, simulated_row
 from benchmarks.cluster.kinds import KINDS, Chunks
 from benchmarks.cluster.twin import Measured
+from benchmarks.router.host import MEASURED_HOST as HOST
+from benchmarks.router.host import NO_HOST, HostCosts
 from headrace.step_costs import StepCosts
 from router.routing.candidates import LinkCosts
 
@@ -37,8 +39,19 @@ def main(
     chunk_ms: Annotated[float, typer.Option(help="more for a step that computes prompts")] = 1e3 * USUAL.chunk_s,
     token_us: Annotated[float, typer.Option(help="more for each token of a prompt")] = 1e6 * USUAL.token_s,
     depth_ps: Annotated[float, typer.Option(help="more for each position before that token")] = 1e12 * USUAL.depth_s,
+    late_ms: Annotated[float, typer.Option(help="by which steps are planned shorter")] = 1e3 * USUAL.late_s,
     chunk_tokens: Annotated[int, typer.Option(help="engine.max_step_tokens of nodes that decode")] = 2048,
     prefill_chunk_tokens: Annotated[int, typer.Option(help="the same of nodes of the role prefill")] = 4096,
+    prefill_token_us: Annotated[
+        float | None, typer.Option(help="token-us of a node of that role, if not the same")
+    ] = None,
+    prefill_depth_ps: Annotated[float | None, typer.Option(help="its depth-ps")] = None,
+    hosts: Annotated[bool, typer.Option(help="else nothing but devices takes time")] = True,
+    open_steps: Annotated[bool, typer.Option(help="a step behind prompts alone is left open")] = HOST.leaves_open,
+    answer_host_us: Annotated[float, typer.Option(help="of a node's turn, for each answer")] = 1e6 * HOST.answer_s,
+    prompts_host_ms: Annotated[float, typer.Option(help="more for one with prompts")] = 1e3 * HOST.prompts_s,
+    request_host_ms: Annotated[float, typer.Option(help="more for each request taken in")] = 1e3 * HOST.request_s,
+    router_ms: Annotated[float, typer.Option(help="until a request's nodes are chosen")] = 1e3 * HOST.router_s,
 ) -> None:
     """Agents' chats on two nodes, simulated."""
     costs = replace(
@@ -49,14 +62,25 @@ def main(
         chunk_s=chunk_ms / 1e3,
         token_s=token_us / 1e6,
         depth_s=depth_ps / 1e12,
+        late_s=late_ms / 1e3,
     )
-    measured = Measured(costs, None, LINK, NODE_BLOCKS, NODE_STATES)
+    prefill_costs = replace(
+        costs,
+        token_s=costs.token_s if prefill_token_us is None else prefill_token_us / 1e6,
+        depth_s=costs.depth_s if prefill_depth_ps is None else prefill_depth_ps / 1e12,
+    )
+    turn = HostCosts(
+        True, open_steps, answer_host_us / 1e6, prompts_host_ms / 1e3, request_host_ms / 1e3, router_ms / 1e3
+    )
+    measured = Measured(costs, prefill_costs, LINK, NODE_BLOCKS, NODE_STATES)
     chunks = Chunks(prefill_chunk_tokens, chunk_tokens)
     print(HEADER, flush=True)
     for name, gap in product(load, gap_ms):
         shape = LOADS[name] if chats is None else replace(LOADS[name], total=chats)
         undivided: float | None = None
         for each in kind:
-            row = simulated_row(name, each, shape, measured, chunks, gap / 1000 or None, undivided)
+            row = simulated_row(
+                name, each, shape, measured, chunks, gap / 1000 or None, undivided, turn if hosts else NO_HOST
+            )
             undivided = undivided or row.requests_per_s
             print(row, flush=True)

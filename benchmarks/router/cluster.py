@@ -13,7 +13,7 @@ from functools import partial
 from benchmarks.router.events import Events
 from benchmarks.router.node import SimulatedNode
 from benchmarks.router.view import RouterView
-from benchmarks.router.work import RECEIVE, AttentionAlone, NodeShape, Work
+from benchmarks.router.work import RECEIVE, AttentionAlone, Fetch, NodeShape, Work
 from benchmarks.router.workload import Arrival, Workload
 from headrace.cache.hits import ResumeLocally
 from headrace.wire.node_messages import Role
@@ -102,6 +102,7 @@ class SimulatedCluster:
         self.outcomes: list[Outcome] = []
         self.events = Events()
         self._policy = policy
+        self._router_s = shape.host.router_s
         self.objectives = objectives
         window_s = arrangement.role_window_s
         self._planner = RolePlanner(window_s) if window_s is not None else None
@@ -166,7 +167,10 @@ class SimulatedCluster:
     def _arrive(self, arrival: Arrival) -> None:
         outcome = Outcome(arrival)
         self.outcomes.append(outcome)
-        self._route(outcome)
+        if self._router_s:
+            self.events.at(self.events.now_s + self._router_s, self._route, outcome)
+        else:
+            self._route(outcome)
 
     def _route(self, outcome: Outcome) -> None:
         arrival, number = outcome.arrival, self.num_decisions
@@ -193,12 +197,13 @@ class SimulatedCluster:
         hits = {each.name: each.hit for each in candidates}
         self._view.ledger.sent(request, plan, candidates, {self.arrangement.shape.block_size: arrival.keys})
         outcome.predicted_tokens = min(hits[plan.prefill].resumable_tokens, arrival.num_tokens - 1)
-        work = Work(number, arrival, self._local)
+        decodes_there = plan.decode in (None, plan.prefill)
+        work = Work(number, arrival, self._local, is_handed_over=not decodes_there)
         prefill = self._by_name[plan.prefill]
         if plan.fetch_from is not None:
             outcome.predicted_tokens = min(hits[plan.fetch_from].state_tokens, arrival.num_tokens - 1)
             self._fetch(work, prefill, plan.fetch_from)
-        if plan.decode is None or plan.decode == plan.prefill:
+        if plan.decode is None or decodes_there:
             outcome.decode_node = self._numbers[plan.prefill]
             self._running[number] = _Course(outcome, prefill, work, None)
             prefill.prefill(work)
@@ -211,14 +216,14 @@ class SimulatedCluster:
     def _fetch(self, work: Work, prefill: SimulatedNode, source: str) -> None:
         """Lets the work begin with what the source holds now, if that is more than the node's own."""
         most = work.prompt_length - 1
+        sender = self._by_name[source]
         held, own = (
-            work.hit_policy.reusable_tokens(node.cache.match(work.keys, max_tokens=most))
-            for node in (self._by_name[source], prefill)
+            work.hit_policy.reusable_tokens(node.cache.match(work.keys, max_tokens=most)) for node in (sender, prefill)
         )
         if held > own:
             shape = self.arrangement.shape
             num_bytes = (held - own) * shape.bytes_per_token + shape.state_bytes
-            work.fetch(held, self.arrangement.link.seconds(num_bytes))
+            work.begin_with(Fetch(held, sender.lend, self.arrangement.link, num_bytes))
 
     def _reserved(self, course: _Course, reserved: Work) -> None:
         self._view.ledger.reserved(reserved.number)
@@ -249,7 +254,6 @@ class SimulatedCluster:
         outcome.computed_tokens = work.prompt_length - work.reused
         self._view.ledger.prompt_computed(work.number, self.events.now_s)
         if reserved is None:
-            course.prefill.keep(work)
             return
         shape = course.prefill.shape
         last_chunk = min(shape.max_step_tokens, work.prompt_length - max(work.reused, reserved.reused))

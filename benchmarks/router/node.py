@@ -1,7 +1,8 @@
 """A simulated node: the real cache, publisher and scheduler, and steps that take what `StepCosts` says.
 
 Steps without prompts come in strides: nothing changes until a sequence ends, so that as many steps as that takes are
-one event. What arrives meanwhile ends the stride with the step that is under way.
+one event. What arrives meanwhile ends the stride with the step that is under way, or, if steps are launched ahead
+(`HostCosts`), with the one behind it.
 
 Differences from a real node: all sequences take part in each step; a request claims blocks for its whole answer when it
 is admitted, so that nothing is ever preempted; the checkpoint that an answer leaves is published at its end; a landing
@@ -16,6 +17,7 @@ from collections.abc import Callable, Sequence
 
 from benchmarks.router.events import Events
 from benchmarks.router.first_come import FirstCome
+from benchmarks.router.turns import Turns
 from benchmarks.router.work import NodeShape, Stride, StrideLog, Work
 from headrace.cache.events import CacheEvent
 from headrace.cache.eviction import eviction_policy
@@ -67,8 +69,7 @@ class SimulatedNode:
             on_events=on_events,
         )
         self._events = events
-        self._costs = shape.costs
-        costs = shape.costs
+        self._costs = costs = shape.costs
         self._token_cost = TokenCost.in_tokens(costs.token_s / costs.depth_s if costs.depth_s else math.inf)
         self._publisher = Publisher(self.cache, shape.checkpoints)
         self._on_prefilled = on_prefilled
@@ -77,18 +78,21 @@ class SimulatedNode:
         self._line = WaitingLine()
         self._reserved: set[Work] = set()
         self._prefilling: list[Work] = []
-        self._landed: list[Work] = []
+        self._joining: list[Work] = []  # that decode from the next step on
         self._decoding: list[tuple[int, int, Work]] = []  # a heap by the step that ends each
         self._context_tokens = 0
         self._num_steps = 0  # that decoded
-        self._stride: Stride | None = None
-        self._is_settling = False
+        self._num_strides = 0  # that decode, the newest included
+        self._ending: tuple[list[Work], list[Work], Stride] | None = None
+        """Of a stride that has been counted: the prompts and answers that end with it, and what is not logged yet."""
+        self._turns = Turns(events, shape.host, self)
 
     # Orders
 
     def prefill(self, work: Work) -> None:
-        """Computes a prompt once there is room for it, and decodes it unless `hand_over` takes it away."""
-        self._admit(work, self._start_prefill)
+        """Computes a prompt once there is room for it, and decodes it if it is not handed over."""
+        work.then = self._start_prefill
+        self._turns.order(self._admit, work)
 
     def reserve(self, work: Work, then: Callable[[Work], None]) -> None:
         """Claims what a prompt that another node computes needs, once there is room, and calls `then`."""
@@ -97,17 +101,16 @@ class SimulatedNode:
             self._reserved.add(work)
             then(work)
 
-        self._admit(work, reserved)
+        work.then = reserved
+        self._turns.order(self._admit, work)
 
     def decode(self, work: Work) -> None:
         """The prompt of a reserved work has landed: it decodes from the next step on."""
-        work.num_computed = work.prompt_length
-        self._reserved.discard(work)
-        self._publisher.publish_blocks(work)
-        self._publisher.keep_decoded(work)
-        self._landed.append(work)
-        self._cut_stride()
-        self._wake()
+        self._turns.order(self._landed, work)
+
+    def lend(self, work: Work, then: Callable[[Work, float], None]) -> None:
+        """Calls `then` with the moment from which this node can send what another one fetches for `work`."""
+        self._turns.order(lambda work: then(work, self._turns.launched_s), work)
 
     def release(self, work: Work) -> None:
         """Gives back what a work holds that is not decoded here, and admits those that waited for it."""
@@ -125,7 +128,7 @@ class SimulatedNode:
 
     @property
     def num_running(self) -> int:
-        return len(self._prefilling) + len(self._decoding) + len(self._landed)
+        return len(self._prefilling) + len(self._decoding) + len(self._joining)
 
     @property
     def num_waiting(self) -> int:
@@ -164,8 +167,7 @@ class SimulatedNode:
 
     # Admission
 
-    def _admit(self, work: Work, then: Callable[[Work], None]) -> None:
-        work.then = then
+    def _admit(self, work: Work) -> None:
         self._line.join(work)  # type: ignore[arg-type]
         if self._next_waiting() is work:
             self._admit_waiting()
@@ -188,16 +190,26 @@ class SimulatedNode:
             self._line.admitted(work)  # type: ignore[arg-type]
             work.claim = claim
             work.reused = claim.reused_tokens
+            self._turns.took_in()
             work.then(work)
 
     def _start_prefill(self, work: Work) -> None:
         work.num_computed = work.reused
-        if work.fetch_s is None:
+        if work.fetch is None:
             self._compute(work)
-        else:
-            self._events.at(self._events.now_s + work.fetch_s, self._fetched, work)
+            return
+        fetch, free_s = work.fetch, self._turns.launched_s  # nothing lands before: what was launched may use its blocks
+
+        def lent(work: Work, at_s: float) -> None:
+            sent_s, landing_s = at_s + fetch.link.seconds(fetch.num_bytes), fetch.link.latency_s
+            self._events.at(max(sent_s, free_s + landing_s), self._fetched, work)
+
+        fetch.lend(work, lent)
 
     def _fetched(self, work: Work) -> None:
+        self._turns.order(self._resume_fetched, work)
+
+    def _resume_fetched(self, work: Work) -> None:
         assert isinstance(work.hit_policy, FetchState)
         work.num_computed = work.reused = work.hit_policy.num_tokens
         self._publisher.publish_blocks(work)
@@ -206,30 +218,45 @@ class SimulatedNode:
 
     def _compute(self, work: Work) -> None:
         self._prefilling.append(work)
-        self._cut_stride()
-        self._wake()
+        self._turns.changed()
 
-    def _join(self, work: Work) -> None:
-        remaining = work.source.answer_tokens - 1
-        work.joined_s = self._events.now_s
-        work.first_stride = len(self.strides.steps)
-        self._context_tokens += work.prompt_length + 1
-        heapq.heappush(self._decoding, (self._num_steps + remaining, work.number, work))
+    def _landed(self, work: Work) -> None:
+        work.num_computed = work.prompt_length
+        self._reserved.discard(work)
+        self._publisher.publish_blocks(work)
+        self._publisher.keep_decoded(work)
+        self._joining.append(work)
+        self._turns.changed()
 
-    # Steps
+    # Steps, as the turns ask for them
 
-    def _wake(self) -> None:
-        if self._stride is None and not self._is_settling:
-            self._begin()
+    @property
+    def has_news(self) -> bool:
+        return bool(self._prefilling or self._joining)
 
-    def _begin(self) -> None:
-        for work in self._landed:
-            self._join(work)
-        self._landed.clear()
+    def only_prompts_follow(self, stride: Stride) -> bool:
+        answers_begin = any(
+            chunk.span.end == chunk.sequence.prefill_length and not chunk.sequence.ends_here for chunk in stride.chunks
+        )
+        return not (stride.num_decoding or self._joining or answers_begin)
+
+    def compose(self) -> Stride | None:
+        joined, self._joining = self._joining, []
+        for work in joined:
+            remaining = work.source.answer_tokens - 1
+            work.first_stride = self._num_strides
+            self._context_tokens += work.prompt_length + 1
+            heapq.heappush(self._decoding, (self._num_steps + remaining, work.number, work))
         num_decoding, context = len(self._decoding), self._context_tokens
-        costs = self._costs
+        has_prompts = bool(self._prefilling)
+        if not num_decoding and not has_prompts:
+            return None
+        costs, start_s = self._costs, self._turns.start_s(num_decoding, has_prompts=has_prompts)
+        for work in joined:
+            work.joined_s = start_s
         decode_s = costs.step_s + costs.decode_s * num_decoding + costs.context_s * context if num_decoding else 0.0
-        if self._prefilling:
+        self._num_strides += bool(num_decoding)
+        if has_prompts:
             chunks = self._schedule(num_decoding)
             self._publisher.prepare(chunks)
             shape = StepShape()
@@ -237,15 +264,10 @@ class SimulatedNode:
                 shape += StepShape.prefill(chunk.span.start, chunk.span.end)
             prefill_s = costs.prefill_part_s(shape)
             self.prefill_busy_s += prefill_s
-            stride = Stride(self._events.now_s, decode_s, 0.0, 1, chunks, prefill_s)
-        elif num_decoding:
-            stride = Stride(
-                self._events.now_s, decode_s, costs.context_s * num_decoding, self._decoding[0][0] - self._num_steps
-            )
-        else:
-            return
-        self._stride = stride
-        self._events.at(stride.start_s + stride.seconds, self._end, stride)
+            return Stride(start_s, decode_s, 0.0, 1, num_decoding, chunks, prefill_s)
+        step_s = max(decode_s, self.shape.host.turn_s(num_decoding, 0, has_prompts=False))  # from the second step on
+        num_steps = self._decoding[0][0] - self._num_steps
+        return Stride(start_s, step_s, costs.context_s * num_decoding, num_steps, num_decoding)
 
     def _schedule(self, num_decoding: int) -> list[ScheduledChunk[Work]]:
         shape, decodes = self.shape, [work for _, _, work in self._decoding]
@@ -261,59 +283,54 @@ class SimulatedNode:
         chunks = scheduler.schedule([*decodes, *self._prefilling], self._costs)  # type: ignore[list-item]
         return chunks[num_decoding:]  # type: ignore[return-value]
 
-    def _cut_stride(self) -> None:
-        """Ends a stride of several steps with the one under way; the call for its former end finds it replaced."""
-        stride = self._stride
-        if stride is None or stride.num_steps == 1:
-            return
-        num_steps = stride.steps_by(self._events.now_s)
-        if num_steps < stride.num_steps:
-            self._stride = cut = stride.cut(num_steps)
-            self._events.at(max(cut.start_s + cut.seconds, self._events.now_s), self._end, cut)
-
-    def _end(self, stride: Stride) -> None:
-        if stride is not self._stride:
-            return  # it was cut
-        self._stride, self._is_settling = None, True
-        num_decoding = len(self._decoding)
-        self.busy_s += stride.seconds
-        if num_decoding:
-            log = self.strides
-            log.steps.append(stride.num_steps)
-            log.seconds.append(stride.seconds)
-            log.batch.append(num_decoding)
+    def advance(self, stride: Stride) -> None:
+        if stride.num_decoding:
             self._num_steps += stride.num_steps
-            self._context_tokens += stride.num_steps * num_decoding
-        finished = []
+            self._context_tokens += stride.num_steps * stride.num_decoding
+        finished, prefilled = [], []
         while self._decoding and self._decoding[0][0] <= self._num_steps:
-            finished.append(heapq.heappop(self._decoding)[2])
+            work = heapq.heappop(self._decoding)[2]
+            self._context_tokens -= work.source.num_tokens + work.source.answer_tokens
+            finished.append(work)
         for chunk in stride.chunks:
-            self._computed(chunk)
+            work = chunk.sequence
+            work.num_computed = chunk.span.end
+            self._publisher.written(chunk)
+            if not work.is_prefilling:
+                self._prefilling.remove(work)
+                prefilled.append(work)
+                if not work.ends_here:
+                    self._joining.append(work)
+        last = stride
+        if stride.num_decoding and stride.num_steps > 1 and self._events.now_s < stride.end_s:
+            last = stride.last_step()  # apart from those before it: the host may have the tokens of it alone wait
+            self._log(stride.num_steps - 1, last.start_s - stride.start_s, stride.num_decoding)
+            self._num_strides += 1
+        self._ending = prefilled, finished, last
+
+    def settle(self, stride: Stride) -> None:
+        if self._ending is None:
+            self.advance(stride)
+        assert self._ending is not None
+        (prefilled, finished, last), self._ending = self._ending, None
+        self.busy_s += stride.seconds
+        if stride.num_decoding:
+            self._log(last.num_steps, self._events.now_s - last.start_s, last.num_decoding)
+        for work in prefilled:
+            self._on_prefilled(work)
+            if work.source.answer_tokens == 1 and not work.is_handed_over:
+                self._finish(work)
         for work in finished:
             self._finish(work)
-        self._is_settling = False
-        self._begin()
 
-    def _computed(self, chunk: ScheduledChunk[Work]) -> None:
-        work = chunk.sequence
-        work.num_computed = chunk.span.end
-        self._publisher.written(chunk)
-        if not work.is_prefilling:
-            self._prefilling.remove(work)
-            self._on_prefilled(work)
-
-    def keep(self, work: Work) -> None:
-        """Goes on with a prompt just computed: decodes it, or finishes it if one token was all."""
-        if work.source.answer_tokens > 1:
-            self._join(work)
-        else:
-            self._finish(work)
+    def _log(self, num_steps: int, seconds: float, num_decoding: int) -> None:
+        self.strides.steps.append(num_steps)
+        self.strides.seconds.append(seconds)
+        self.strides.batch.append(num_decoding)
 
     def _finish(self, work: Work) -> None:
         source, size = work.source, self.shape.block_size
         work.last_stride = len(self.strides.steps)
-        if source.answer_tokens > 1:
-            self._context_tokens -= source.num_tokens + source.answer_tokens
         num_computed = min(source.num_tokens + source.answer_tokens - 1, len(work.keys) * size)
         if num_computed > work.num_computed:
             boundary = num_computed // size * size

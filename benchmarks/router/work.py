@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
+from benchmarks.router.host import NO_HOST, HostCosts
 from benchmarks.router.workload import Arrival
 from headrace.cache.checkpoints import CheckpointPolicy
 from headrace.cache.claims import Claim
@@ -14,6 +15,7 @@ from headrace.cache.hits import FetchState, HitPolicy, PrefixHit, ReceiveState, 
 from headrace.cache.index import Checkpoint
 from headrace.cache.publishing import ScheduledChunk
 from headrace.step_costs import StepCosts
+from router.routing.candidates import LinkCosts
 
 RECEIVE = ReceiveState()
 NO_CLIENT = SimpleNamespace(client=0)
@@ -54,18 +56,33 @@ class NodeShape:
     is_hybrid: bool = True
     is_fair: bool = True
     pass_rows: tuple[int, ...] = ()
+    host: HostCosts = NO_HOST
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """A prefix that another node sends.
+
+    lend   the source's: calls its second argument with the moment from which it can send
+    """
+
+    num_tokens: int
+    lend: Callable[[Work, Callable[[Work, float], None]], None]
+    link: LinkCosts
+    num_bytes: int
 
 
 class Work:
     """A request on one node; what the waiting line, the scheduler and the publisher ask of a sequence is here.
 
-    then   called when it has room
+    is_handed_over   to another node, once its prompt is computed
+    then             called when it has room
     """
 
     __slots__ = (
-        "arrival", "boundaries", "checkpoints", "claim", "decoded", "fetch_s", "first_stride", "hit_policy", "joined_s",
-        "keys", "last_stride", "num_computed", "number", "prefill_length", "prompt_length", "reused", "source",
-        "then", "token_gap_s",
+        "arrival", "boundaries", "checkpoints", "claim", "decoded", "fetch", "first_stride", "hit_policy",
+        "is_handed_over", "joined_s", "keys", "last_stride", "num_computed", "number", "prefill_length",
+        "prompt_length", "reused", "source", "then", "token_gap_s",
     )  # fmt: skip
     request = NO_CLIENT
     client_work = 0.0
@@ -74,10 +91,11 @@ class Work:
     drafts = ()
     then: Callable[[Work], None]
 
-    def __init__(self, number: int, source: Arrival, hit_policy: HitPolicy) -> None:
+    def __init__(self, number: int, source: Arrival, hit_policy: HitPolicy, *, is_handed_over: bool = False) -> None:
         self.number = number
         self.source = source
         self.hit_policy = hit_policy
+        self.is_handed_over = is_handed_over
         self.arrival = (source.at_s, number)
         self.keys = source.keys
         self.prompt_length = self.prefill_length = source.num_tokens
@@ -88,13 +106,18 @@ class Work:
         self.decoded: list[Checkpoint] = []
         self.claim: Claim | None = None
         self.joined_s = 0.0
-        self.fetch_s: float | None = None
+        self.fetch: Fetch | None = None
         self.first_stride = self.last_stride = 0
         self.token_gap_s: float | None = None
 
-    def fetch(self, num_tokens: int, seconds: float) -> None:
-        """Another node sends its cache of the first `num_tokens` once this node has room."""
-        self.hit_policy, self.fetch_s = FetchState(num_tokens), seconds
+    def begin_with(self, fetch: Fetch) -> None:
+        """Another node sends its cache of the first tokens once this node has room."""
+        self.hit_policy, self.fetch = FetchState(fetch.num_tokens), fetch
+
+    @property
+    def ends_here(self) -> bool:
+        """True if its node computes its prompt alone."""
+        return self.is_handed_over or self.source.answer_tokens == 1
 
     @property
     def held(self) -> Claim:
@@ -119,24 +142,41 @@ class StrideLog:
 class Stride:
     """Steps that differ by their growing contexts alone: step i takes `step_s + i * growth_s`.
 
-    extra_s   of prompts; such a stride is one step
+    num_decoding   sequences, which get a token in each
+    extra_s        of prompts; such a stride is one step
     """
 
     start_s: float
     step_s: float
     growth_s: float
     num_steps: int
+    num_decoding: int
     chunks: Sequence[ScheduledChunk[Work]] = ()
     extra_s: float = 0.0
 
     @property
     def seconds(self) -> float:
-        k = self.num_steps
-        return self.extra_s + k * self.step_s + self.growth_s * k * (k - 1) / 2
+        return self.extra_s + self._first_s(self.num_steps)
+
+    @property
+    def end_s(self) -> float:
+        return self.start_s + self.seconds
+
+    @property
+    def last_s(self) -> float:
+        """When the last step begins."""
+        return self.start_s + self._first_s(self.num_steps - 1)
+
+    def _first_s(self, k: int) -> float:
+        return k * self.step_s + self.growth_s * k * (k - 1) / 2
 
     def cut(self, num_steps: int) -> Stride:
         """The first steps of it."""
-        return Stride(self.start_s, self.step_s, self.growth_s, num_steps, self.chunks, self.extra_s)
+        return replace(self, num_steps=num_steps)
+
+    def last_step(self) -> Stride:
+        last = self.num_steps - 1
+        return replace(self, start_s=self.last_s, step_s=self.step_s + last * self.growth_s, num_steps=1)
 
     def steps_by(self, now_s: float) -> int:
         """Steps that have begun by `now_s`, at least one."""
