@@ -3,7 +3,8 @@
     python -m benchmarks router-arrangements [--load "48 chats" --gap-ms 10] [--decode-us 28] [--chats 396]
 
 The loads and arrangements of `gpu-arrangements` where no GPU is at hand: the real policy, cache and scheduler, steps as
-long as `StepCosts` says. Costs that are not given are its defaults, those of a model of 3 B parameters on an H200.
+long as `StepCosts` says. Costs that are not given are its defaults, those of a model of 3 B parameters on an H200, and
+those of hosts and router in `MEASURED_HOST`; `--no-hosts` leaves these out.
 """
 
 from __future__ import annotations

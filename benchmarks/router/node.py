@@ -84,7 +84,7 @@ class SimulatedNode:
         self._num_steps = 0  # that decoded
         self._num_strides = 0  # that decode, the newest included
         self._ending: tuple[list[Work], list[Work], Stride] | None = None
-        """Of a stride that has been counted: the prompts and answers that end with it, and what is not logged yet."""
+        """Prompts and answers that end with the stride under way, once that is counted, and its part not logged yet."""
         self._turns = Turns(events, shape.host, self)
 
     # Orders

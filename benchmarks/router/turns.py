@@ -17,7 +17,7 @@ from benchmarks.router.work import Stride, Work
 
 
 class Steps(Protocol):
-    """What strides contain: the node's part.
+    """The contents of strides: the node's part.
 
     has_news   True if something waits for the next stride that would be made
     """
