@@ -1,5 +1,6 @@
 """The forward pass against transformers, float32 on CPU: every way a sequence can be cut gives the same logits."""
 
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -179,12 +180,21 @@ def test_a_last_layer_that_attends_makes_outputs_for_the_logit_rows_alone(name: 
         assert_close(tail, of_all)
 
 
-def test_bfloat16_stays_near_the_oracle(family, prompt):
-    """Half precision is for accelerators; here it must run and pick mostly the same tokens."""
+def test_bfloat16_stays_as_near_the_oracle_as_transformers_does(family, prompt):
+    """Half precision is for accelerators; here it must run, and round no worse.
+
+    How far each is from float32 depends on the machine's products, most where experts are chosen: 0.6 to 1.8 times as
+    far were seen. Logits that have nothing to do with the oracle's are five times as far and more.
+    """
     tokens = prompt(60)
     model = load_model(family.path, dtype=torch.bfloat16)
     runner = ModelRunner(model, CacheMemory(model.cache_layout(16), 8, 2))
-    logits = run(runner, SequenceInput(tokens, 0, [0, 1, 2, 3], None, 1, num_logits=60))
-    top = family.oracle_logits(tokens).topk(5).indices
-    hits = (logits.argmax(-1)[:, None] == top).any(-1)
-    assert hits.float().mean() > 0.9
+    ours = run(runner, SequenceInput(tokens, 0, [0, 1, 2, 3], None, 1, num_logits=60))
+    with torch.inference_mode():
+        theirs = deepcopy(family.oracle).to(torch.bfloat16)(torch.tensor([tokens]), use_cache=False).logits[0]
+    exact = family.oracle_logits(tokens)
+    assert _distance(ours, exact) < 3 * _distance(theirs, exact)
+
+
+def _distance(logits: Tensor, exact: Tensor) -> float:
+    return float((logits.float() - exact).pow(2).mean().sqrt())
