@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from threading import Timer
 from typing import Annotated
 
 import typer
@@ -29,6 +30,7 @@ PARTS = {
     "publish": "_publish_written",
     "report": "_report_taken",
 }
+ROUND_TIMEOUT_S = 300.0
 ENGINE = """
 import json, random, sys, time
 from collections import defaultdict
@@ -168,9 +170,12 @@ class Engine:
 
     def _read(self) -> str:
         assert self._process.stdout is not None
+        limit = Timer(ROUND_TIMEOUT_S, self._process.kill)
+        limit.start()
         line = self._process.stdout.readline()
+        limit.cancel()
         if not line:
-            raise RuntimeError("an engine's process has ended; its error is above")
+            raise RuntimeError(f"an engine's process has failed, see above, or not answered for {ROUND_TIMEOUT_S:g} s")
         return line
 
 
@@ -184,9 +189,8 @@ def engine_of(commit: str, loads: list[object]) -> Iterator[Engine]:
         process = stack.enter_context(
             subprocess.Popen(command, cwd=tree, env=environment, stdin=pipe, stdout=pipe, text=True)
         )
+        stack.callback(process.kill)
         yield Engine(process)
-        assert process.stdin is not None
-        process.stdin.close()
 
 
 def quickest_tenth_us(turns: list[dict[str, float]], part: str) -> float:

@@ -81,6 +81,7 @@ class DecodeInputs:
         fields[:, n:] = self._padding[:, None]
         tails[:n] = tail_fields(inputs, self._tail_places)
         tails[n:] = PAD_TAIL
+        fields[DecodeField.SRC, :n] = tails[:n, TailField.SRC]
         arrived = packed.to(self._table.device, non_blocking=True)
         self._fields[:, :num_rows].copy_(arrived[:end_fields].view(-1, num_rows))
         self._tails[:num_rows].copy_(arrived[end_fields:end_tails].view(num_rows, -1))
@@ -110,7 +111,7 @@ class DecodeInputs:
         )
 
     def _fill(self, fields: np.ndarray, inputs: Sequence[SequenceInput], starts: np.ndarray, table: np.ndarray) -> None:
-        """Sets `fields` [a `DecodeField` each, n], a column of all inputs at a time."""
+        """Sets `fields` [a `DecodeField` each, n] but SRC, a column of all inputs at a time."""
         blocks, offsets = np.divmod(starts, self._block_size)
         fields[DecodeField.TOKEN] = [entry.tokens[0] for entry in inputs]
         fields[DecodeField.FUTURE] = [PAD_SLOT if e.future_token is None else e.future_token for e in inputs]
@@ -118,7 +119,6 @@ class DecodeInputs:
         fields[DecodeField.CONTEXT] = starts + 1
         fields[DecodeField.BLOCK] = table[np.arange(len(inputs)), blocks]
         fields[DecodeField.OFFSET] = offsets
-        fields[DecodeField.SRC] = [PAD_SLOT if entry.src_slot is None else entry.src_slot for entry in inputs]
         fields[DecodeField.DST] = [entry.dst_slot for entry in inputs]
 
 

@@ -208,7 +208,7 @@ class Engine(EngineTokens):
     def _schedule(self) -> list[ScheduledChunk[Sequence]]:
         """The next step's chunks, each with blocks and slots for what it writes; preempts requests for them."""
         now_s = self._clock()
-        clients = [sequence.job.request.client for sequence in self._running]
+        clients = [sequence.request.client for sequence in self._running]
         self._client_work.pass_time(now_s, clients)
         standing = {
             client: (self._client_work.of(client), self._client_work.exceeds(client)) for client in set(clients)
@@ -216,7 +216,7 @@ class Engine(EngineTokens):
         for sequence, client in zip(self._running, clients, strict=True):
             sequence.client_work, sequence.exceeds = standing[client]
         while True:
-            ready = [sequence for sequence in self._running if self._takes_part(sequence)]
+            ready = (s for s in self._running if self._takes_part(s))
             chunks = self._scheduler.schedule(ready, self.cost_fit.costs, self._yielded)
             if all(self.cache.extend(chunk.sequence.held, chunk.span.end) for chunk in chunks):
                 break
@@ -284,7 +284,7 @@ class Engine(EngineTokens):
     def _takes_part(self, sequence: Sequence) -> bool:
         if sequence.is_paused:
             return False
-        if sequence.num_computed < sequence.prefill_length:
+        if sequence.is_prefilling:
             return True
         is_pending = self._in_flight is not None and sequence in self._in_flight.inputs.draw_index
         return self._rules.wants_more(sequence, int(is_pending))

@@ -40,13 +40,13 @@ class PendingBans:
 
 def pending_bans(draws: Sequence[Draw], drawn: Tensor, vocab_size: int) -> PendingBans | None:
     """The bans of the draws' `banned_after`; None if there are none. `drawn` int64: the tokens of the last launch."""
-    if not any(draw.banned_after for draw in draws):
-        return None
     entries = [
         (row * vocab_size + token_id, draw.pending, before)
         for row, draw in enumerate(draws)
         for before, token_id in draw.banned_after
     ]
+    if not entries:
+        return None
     flat_ids, pending, before = upload_lists(list(zip(*entries, strict=True)), drawn.device)
     holds = drawn.index_select(0, pending) == before
     return PendingBans(flat_ids, torch.zeros(len(entries), device=drawn.device).masked_fill_(holds, -torch.inf))

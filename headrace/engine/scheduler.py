@@ -40,7 +40,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -86,7 +85,7 @@ class Scheduler:
         ready = list(running)
         prefilling = sorted((s for s in ready if s.is_prefilling), key=lambda s: s.arrival)
         head = prefilling[0] if prefilling else None
-        turns = [s for s in ready if s is head or not s.is_prefilling] if prefilling else ready
+        turns = [s for s in ready if s is head or not s.is_prefilling]
         if costs is not None and any(s.exceeds for s in turns):
             yielding = yielding_answers((s for s in turns if s is not head), costs, self.least_row, yielded)
             turns = [s for s in turns if s not in yielding]
@@ -209,10 +208,10 @@ def smallest_gap_s(decoding: Iterable[Sequence]) -> float | None:
     return min((s.token_gap_s for s in decoding if s.token_gap_s is not None), default=None)
 
 
-def after_turn(running: SequenceOf[Sequence], chunks: Iterable[ScheduledChunk[Sequence]]) -> list[Sequence]:
+def after_turn(running: Iterable[Sequence], chunks: Iterable[ScheduledChunk[Sequence]]) -> list[Sequence]:
     """`running` for the next call of `schedule`: the sequences of this step move to the end, in the order they had."""
     ran = {chunk.sequence for chunk in chunks}
-    return [s for s in running if s not in ran] + [s for s in running if s in ran]
+    return sorted(running, key=ran.__contains__)
 
 
 class VictimPolicy(Protocol):

@@ -229,13 +229,8 @@ class Sequence:
         self.bad_words = BadWords(words) if words else None
 
     def append(self, token_id: int) -> None:
-        """Adds the newest token of the answer; as `extend`, for one."""
-        self.tokens.append(token_id)
-        if not len(self.tokens) % self.hasher.block_size:
-            self.hasher.extend(self.tokens[self.hasher.num_tokens :])
-        if self.grammar is not None:
-            self.grammar.append([token_id])
-        self.num_sampled += 1
+        """Adds the newest token of the answer."""
+        self.extend([token_id])
 
     def extend(self, token_ids: list[int]) -> None:
         """Adds the newest tokens of the answer, in order."""

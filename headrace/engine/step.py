@@ -18,7 +18,6 @@ from headrace.engine.stopping import StopRules
 from headrace.forward.sequence_input import SequenceInput
 from headrace.step_costs import StepShape
 
-NO_ROWS = range(0)
 FUTURE_TOKEN = 0  # stands in for a token whose value is still on the device
 
 
@@ -137,7 +136,7 @@ class StepBuilder:
 def rows_to_score(chunk: ScheduledChunk[Sequence]) -> range:
     """Positions of the chunk's tokens with which the prompt's next ones are scored."""
     if chunk.sequence.job.prompt_logprobs is None:
-        return NO_ROWS
+        return range(0)
     to_score, span = chunk.sequence.to_score, chunk.span
     return range(max(to_score.start, span.start), min(to_score.stop, span.end))
 

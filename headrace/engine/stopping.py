@@ -50,7 +50,7 @@ class StopRules:
 
     def wants_more(self, sequence: Sequence, num_pending: int) -> bool:
         """True if it takes another token after its pending ones, unless one of these is a stop token."""
-        return min(sequence.most_tokens, self.max_model_tokens) - len(sequence.tokens) > num_pending
+        return self.most_new(sequence) > num_pending
 
     def most_new(self, sequence: Sequence) -> int:
         """The most tokens that it may still take, all that it has being known."""

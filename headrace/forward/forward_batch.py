@@ -179,10 +179,10 @@ def _decode_rows(inputs: list[SequenceInput], block_size: int, tail_places: int,
 def _decode_group(
     inputs: list[SequenceInput], rows_each: int, first_row: int, tail_places: int, device: torch.device
 ) -> DecodeGroup:
-    src_slots = [-1 if entry.src_slot is None else entry.src_slot for entry in inputs]
+    fields = tail_fields(inputs, tail_places)
+    src_slots = fields[:, TailField.SRC].tolist()
     dst_slots = [slot for entry in inputs for slot in written_slots(entry)]
-    fields = tail_fields(inputs, tail_places).reshape(-1).tolist()
-    src, dst, tails = upload_lists([src_slots, dst_slots, fields], device)
+    src, dst, tails = upload_lists([src_slots, dst_slots, fields.reshape(-1).tolist()], device)
     return DecodeGroup(
         rows=slice(first_row, first_row + len(dst_slots)),
         source=StateSource(src, any_fresh=-1 in src_slots),

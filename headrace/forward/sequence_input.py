@@ -47,9 +47,9 @@ class SequenceInput:
             raise ValueError(f"{num_tokens} tokens, one still to be drawn: only the newest can be unknown")
         if self.start < 0 or (self.src_slot is None) != (self.start == 0):
             raise ValueError(f"start {self.start} with src_slot {self.src_slot}: a fresh state is one at start 0")
-        for num_tokens, _ in self.emit:
-            if not self.start < num_tokens < self.end:
-                raise ValueError(f"emit at {num_tokens} is not inside ({self.start}, {self.end})")
+        for position, _ in self.emit:
+            if not self.start < position < self.end:
+                raise ValueError(f"emit at {position} is not inside ({self.start}, {self.end})")
 
     @property
     def end(self) -> int:

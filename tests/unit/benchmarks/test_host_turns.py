@@ -7,9 +7,8 @@ def test_turns_of_few_chats_are_timed_whole_and_by_part():
     with engine_of(".", [3, 64, 16, 40, PARTS]) as engine:
         turns = engine.turns()
     assert len(turns) >= 400
-    whole = [
-        turn for turn in turns if set(PARTS) < set(turn)
-    ]  # a turn that no other was in flight before takes nothing
+    # A turn behind which nothing is in flight yet takes no tokens.
+    whole = [turn for turn in turns if set(PARTS) < set(turn)]
     assert len(whole) > 380
     assert all(sum(turn[part] for part in PARTS) < turn["turn"] for turn in whole)
 
