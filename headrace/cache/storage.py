@@ -4,7 +4,7 @@ Eviction follows `headrace.cache.eviction`. A block is given back before those a
 at most, so the suffix of a prefix is always evicted first (`check()` asserts it). A block that two requests
 computed at the same time is indexed once; the second request keeps its own copy private, and what it publishes later
 hangs below the first one's block. If that block is evicted, everything below it is forgotten as well, and the second
-request publishes its own copies with its next full block.
+request publishes its own copies with its next step.
 """
 
 from collections.abc import Callable, Sequence

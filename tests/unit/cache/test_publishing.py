@@ -71,3 +71,21 @@ def test_a_received_state_becomes_a_checkpoint_only_if_the_policy_keeps_decoded_
         publisher.keep_received(request)
         assert request.checkpoints == expected
         node.cache.check()
+
+
+def test_an_answer_whose_blocks_were_forgotten_with_a_copied_one_is_found_again_from_its_next_token_on() -> None:
+    node = FakeNode(num_blocks=12)
+    first, second = admitted(node, 64), admitted(node, 64)
+    node.prefill(first)
+    node.prefill(second)  # its blocks are copies, and those of its answer hang below the first one's
+    node.decode(second, [2] * 20)
+    node.finish(first)
+    evicting = node.admit([3] * (node.cache.stats().blocks.free + 1) * SIZE)
+    assert evicting is not None
+    node.finish(evicting)
+    assert node.match(second.tokens).attention_tokens == 48
+    node.decode_token(second, 2)
+    assert second.num_computed % SIZE, "no block was filled"
+    assert node.match(second.tokens).attention_tokens == 80
+    node.finish(second)
+    assert node.match(second.tokens).attention_tokens == 80
