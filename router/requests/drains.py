@@ -136,15 +136,6 @@ class Drains:
             self._metrics.request_moved(self._clock() - began_s)
         elif outcome is MoveOutcome.STAYED:
             await asyncio.sleep(STAYED_PAUSE_S)
-        elif outcome is MoveOutcome.RECOMPUTED:
-            # Its state tells the causes apart: AwaitingRenewal after a transfer that failed, else Migrating.
-            life, state = request.life, type(request.life.state).__name__
-            log.warning(
-                "request %s could not be handed over to %s: it is computed again (%s)",
-                life.request.request_id,
-                receiver.info.name,
-                state,
-            )
 
     def _receiver(self, sender: NodeEntry, request: Movable) -> NodeEntry | None:
         num_tokens = len(request.life.request.tokens) + len(request.life.generated)

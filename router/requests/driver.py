@@ -262,7 +262,15 @@ class RequestDriver:
         self._move = None
         if self._attempt is not None:
             self._attempt.sender_done()
-        move.settle(life)
+        if move.settle(life) is MoveOutcome.RECOMPUTED:
+            # Its state tells the causes apart: AwaitingRenewal after a transfer that failed, else Migrating. It may be
+            # another one by the time that the move's caller goes on.
+            log.warning(
+                "request %s could not be handed over to %s: it is computed again (%s)",
+                life.request.request_id,
+                move.receiver.info.name,
+                type(life.state).__name__,
+            )
 
     # ------------------------------------------------------------ events and instructions
 

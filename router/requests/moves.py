@@ -35,7 +35,7 @@ class Move:
     moves_before: int
     outcome: asyncio.Future[MoveOutcome]
 
-    def settle(self, life: RequestLifecycle) -> None:
+    def settle(self, life: RequestLifecycle) -> MoveOutcome:
         """Sets the outcome by what the request does now that it moves no longer."""
         outcome = MoveOutcome.RECOMPUTED
         if life.report.moves > self.moves_before:
@@ -46,6 +46,7 @@ class Move:
             outcome = MoveOutcome.STAYED
         if not self.outcome.done():
             self.outcome.set_result(outcome)
+        return outcome
 
 
 class Movable(Protocol):

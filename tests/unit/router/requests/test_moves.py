@@ -155,6 +155,25 @@ async def test_what_has_not_moved_in_time_begins_again_elsewhere(start_router: S
     await assert_idle(running)
 
 
+@pytest.mark.parametrize(
+    ("failing", "state"), [("sender", "AwaitingRenewal"), ("receiver", "AwaitingRenewal"), ("halt", "Migrating")]
+)
+async def test_the_warning_of_a_request_that_begins_again_names_the_state_in_which_its_move_ended(
+    start_router: StartRouter, cluster: FakeCluster, caplog: pytest.LogCaptureFixture, failing: str, state: str
+):
+    running = await start_router(cluster)
+    asking = asyncio.create_task(ask(running))
+    sender, receiver = await serving(running)
+    if failing == "halt":
+        sender.can_halt = False
+    else:
+        {"sender": sender, "receiver": receiver}[failing].faults = [Fault(TransferBroken(failing, "reset"))]
+    await drained(running, sender.name, keep=True)
+    await asking
+    [warning] = [record.getMessage() for record in caplog.records if "could not be handed over" in record.msg]
+    assert warning.endswith(f" could not be handed over to {receiver.name}: it is computed again ({state})")
+
+
 async def test_a_client_that_leaves_in_the_middle_ends_the_move(start_router: StartRouter, cluster: FakeCluster):
     running = await start_router(cluster)
     asking = asyncio.create_task(ask(running))
