@@ -1,12 +1,12 @@
 """Both ends of a transfer over the in-process transport, in one process."""
 
-import asyncio
 import math
 from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 
+from tests.support.loop_clock import soon, turns
 from tests.support.transfer.faulty import Fault, FaultyTransport
 from tests.support.transfer.inprocess import InProcessNetwork, InProcessTransport
 from tests.support.transfer.transfer_plans import contents, secret_of
@@ -16,23 +16,6 @@ from transfer.protocol.plan import PlannedMessage, TransferPlan
 from transfer.receiver import IncomingTransfer, TransferReceiver
 from transfer.sender import OutgoingTransfer, TransferSender
 from transfer.staging import Staging, StagingConfig
-
-
-def soon(seconds: float = 5) -> float:
-    return asyncio.get_running_loop().time() + seconds
-
-
-def leap(seconds: float = 5) -> None:
-    """It is so much later from now on, by the loop's clock: a deadline passes when all that must come before it has,
-    however busy the machine is."""
-    loop = asyncio.get_running_loop()
-    clock = loop.time
-    vars(loop)["time"] = lambda: clock() + seconds
-
-
-async def turns(number: int = 50) -> None:
-    for _ in range(number):
-        await asyncio.sleep(0)
 
 
 @dataclass

@@ -7,9 +7,10 @@ import logging
 import numpy as np
 import pytest
 
+from tests.support.loop_clock import leap, soon, turns
 from tests.support.transfer.faulty import Deliver
 from tests.support.transfer.inprocess import InProcessTransport
-from tests.support.transfer.transfer_pair import Pair, failure, leap, soon, turns
+from tests.support.transfer.transfer_pair import Pair, failure
 from tests.support.transfer.transfer_plans import contents, small_plan
 from transfer.backend import Arrival
 from transfer.buffers import Buffer, StagingBuffer

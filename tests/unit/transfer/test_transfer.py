@@ -5,8 +5,9 @@ import asyncio
 import numpy as np
 import pytest
 
+from tests.support.loop_clock import leap, soon, turns
 from tests.support.transfer.faulty import Hold, flip_bit
-from tests.support.transfer.transfer_pair import Pair, failure, leap, soon, turns
+from tests.support.transfer.transfer_pair import Pair, failure
 from tests.support.transfer.transfer_plans import contents, secret_of, small_plan
 from transfer.buffers import HostMemory, StagingBuffer
 from transfer.protocol.digest import page_hashes

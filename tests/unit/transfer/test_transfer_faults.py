@@ -2,8 +2,9 @@
 
 import pytest
 
+from tests.support.loop_clock import leap, turns
 from tests.support.transfer.faulty import duplicate, flip_bit, lose, swap_with_next, truncate
-from tests.support.transfer.transfer_pair import Pair, failure, leap, turns
+from tests.support.transfer.transfer_pair import Pair, failure
 from tests.support.transfer.transfer_plans import small_plan
 from transfer.protocol.envelope import ENVELOPE_BYTES, Tag
 

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tests.support.loop_clock import soon, turns
 from tests.support.patience import PATIENCE_S
 from tests.support.transfer.inprocess import InProcessArrival, InProcessNetwork, InProcessTransport
-from tests.support.transfer.transfer_pair import soon, turns
 from tests.support.transfer.transfer_plans import contents, secret_of, small_plan
 from transfer.buffers import Buffer, StagingBuffer
 from transfer.protocol.envelope import Tag

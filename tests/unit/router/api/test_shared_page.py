@@ -6,8 +6,12 @@ import time
 import pytest
 
 from router.api.shared_page import SHARE, SharedPage
+from tests.support.loop_clock import leap, turns
+from tests.support.patience import PATIENCE_S
 from tests.support.router.fake_nodes import fake_cluster
 from tests.unit.router.conftest import StartRouter
+
+LONG_S = 5.0
 
 
 async def test_all_who_ask_at_once_get_one_rendering():
@@ -38,13 +42,24 @@ async def test_renderings_take_a_bounded_share_of_the_time_however_many_ask():
 
 
 async def test_whoever_asks_while_a_page_is_due_gets_what_is_true_then():
-    now = [b"before"]
-    page = SharedPage(lambda: time.sleep(0.005) or now[0])  # type: ignore[func-returns-value]
+    now, now_s = [b"before"], 100.0
+
+    def render() -> bytes:
+        nonlocal now_s
+        now_s += LONG_S
+        return now[0]
+
+    page = SharedPage(render, lambda: now_s)
     await page.get()
     asked = asyncio.create_task(page.get())
-    await asyncio.sleep(0.001)
+    await turns()  # its rendering waits: the last one took long
     now[0] = b"after"
-    assert await page.get() == await asked == b"after"
+    later = asyncio.create_task(page.get())
+    await turns()
+    assert not asked.done()
+    leap((1 / SHARE - 1) * LONG_S)
+    async with asyncio.timeout(PATIENCE_S):
+        assert await later == await asked == b"after"
 
 
 async def test_an_error_reaches_all_who_asked_and_nobody_after_them():

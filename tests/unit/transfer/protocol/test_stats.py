@@ -2,7 +2,8 @@
 
 import asyncio
 
-from tests.support.transfer.transfer_pair import Pair, soon, turns
+from tests.support.loop_clock import soon, turns
+from tests.support.transfer.transfer_pair import Pair
 from tests.support.transfer.transfer_plans import contents, secret_of, small_plan
 from transfer.buffers import StagingBuffer
 from transfer.protocol.plan import PlannedMessage
