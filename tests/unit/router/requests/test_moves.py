@@ -1,7 +1,7 @@
 """A running request moves to another decode node, over fake nodes: every token is shown once, in order."""
 
 import asyncio
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -13,9 +13,24 @@ from tests.unit.router.conftest import Running, StartRouter
 from tests.unit.router.requests.conftest import TEXT, ask, assert_idle, decode_node, text_of
 
 
+class UntilHalt(asyncio.Semaphore):
+    """Lets some tokens of an answer pass, and the others once a node was told to halt: none ends before it can move."""
+
+    def __init__(self, nodes: list[FakeDecodeNode]) -> None:
+        super().__init__(4)
+        self._nodes = nodes
+
+    async def acquire(self) -> Literal[True]:
+        while self.locked() and not any(m.Halt() in node.commands for node in self._nodes):
+            await asyncio.sleep(0.001)
+        return self.locked() or await super().acquire()
+
+
 async def serving(running: Running) -> tuple[FakeDecodeNode, FakeDecodeNode]:
-    """The decode node that has sent a token of the only request, and the other one."""
+    """The decode node that has sent a token of the only request, and the other one. Called before it is sent."""
     nodes = [decode_node(running.cluster, name) for name in ("d0", "d1")]
+    for node in nodes:
+        node.gate = UntilHalt(nodes)
     async with asyncio.timeout(PATIENCE_S):
         while True:
             rows = (await running.http.get("/cluster")).json()["requests"]
