@@ -15,6 +15,11 @@ def leap(seconds: float = 5) -> None:
     vars(loop)["time"] = lambda: clock() + seconds
 
 
+def leap_to(time_s: float) -> None:
+    """It is that time now, by the loop's clock: what was to end then ends, and what was to end later does not yet."""
+    leap(time_s - asyncio.get_running_loop().time())
+
+
 async def turns(number: int = 50) -> None:
     for _ in range(number):
         await asyncio.sleep(0)

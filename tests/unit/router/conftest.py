@@ -1,5 +1,6 @@
 """A model folder without weights, a router over fake nodes, and clients to it."""
 
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -53,12 +54,16 @@ async def start_router(model_folder: Path) -> AsyncIterator[StartRouter]:
             cluster: FakeCluster,
             register: bool = True,
             policy: Policy | None = None,
+            clock: Callable[[], float] = time.monotonic,
             **settings: object,
         ) -> Running:
             # Fake nodes send no heartbeats: they live for 3 x 60 s.
             defaults = {"port": 0, "control_port": 0, "heartbeat_s": 60.0, "shutdown_grace_s": 2.0}
             server = RouterServer(
-                RouterConfig(model_folder, **(defaults | settings)), connect_to=cluster.connect, policy=policy
+                RouterConfig(model_folder, **(defaults | settings)),
+                connect_to=cluster.connect,
+                policy=policy,
+                clock=clock,
             )
             await server.start()
             stack.push_async_callback(server.stop)

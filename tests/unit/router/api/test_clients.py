@@ -133,8 +133,9 @@ async def test_a_key_has_its_own_priority(running: Running):
     assert (await chat(running, ANN, priority=0)).status_code == 200
 
 
-async def test_a_rate_counts_what_was_computed_and_answered(running: Running):
-    """60 tokens a minute: a prompt of which one token was cached, and its answer."""
+async def test_a_rate_counts_what_was_computed_and_answered(start_router: StartRouter, cluster: FakeCluster):
+    """60 tokens a minute: a prompt of which one token was cached, and its answer. Meanwhile none comes back."""
+    running = await start_router(cluster, api_keys=KEYS, clock=lambda: 100.0)
     used, reply = 0, await chat(running, BOB)
     while reply.status_code == 200:
         usage = reply.json()["usage"]

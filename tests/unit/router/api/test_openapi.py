@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from router.text.tokens import ModelTokens
+from tests.support.loop_clock import leap_to, soon
 from tests.support.patience import PATIENCE_S
 from tests.support.router.documented import Document
 from tests.support.router.fake_nodes import FakeCluster, FakeDecodeNode, fake_cluster
@@ -245,13 +246,15 @@ async def test_refusals_without_nodes_are_as_documented(start_router: StartRoute
 
 async def test_a_full_queue_and_a_late_answer_are_as_documented(start_router: StartRouter, cluster: FakeCluster):
     cluster.nodes["d0"].gate = asyncio.Semaphore(0)  # type: ignore[union-attr]
-    running = await start_router(cluster, max_concurrent=1, max_queue=0, request_timeout_s=1)
+    running = await start_router(cluster, max_concurrent=1, max_queue=0, request_timeout_s=60)
     api = Document((await running.http.get("/openapi.json")).json())
+    due_s = soon(60)
     late = asyncio.create_task(running.http.post("/v1/completions", json=COMPLETION))
     async with asyncio.timeout(PATIENCE_S):
         while not cluster.nodes["d0"].open_calls:
             await asyncio.sleep(0.01)
     refused = await running.http.post("/v1/completions", json=COMPLETION)
+    leap_to(due_s)
     assert (refused.status_code, (await late).status_code) == (429, 504)
     assert refused.headers["retry-after"] == "1"
     api.check(refused)

@@ -1,10 +1,12 @@
 """Questions to a router over fake nodes that know one answer."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from router.text.tokens import ModelTokens
+from tests.support.patience import PATIENCE_S
 from tests.support.router.fake_nodes import FakeCluster, FakeDecodeNode, FakePrefillNode
 from tests.unit.router.conftest import Running
 
@@ -38,6 +40,14 @@ def decode_node(cluster: FakeCluster, name: str) -> FakeDecodeNode:
     node = cluster.nodes[name]
     assert isinstance(node, FakeDecodeNode)
     return node
+
+
+async def at_the_gate(node: FakeDecodeNode) -> None:
+    """Returns once a call of the node has sent all that it may: its next tokens wait for a permit."""
+    assert node.gate is not None
+    async with asyncio.timeout(PATIENCE_S):
+        while not node.gate._waiters:
+            await asyncio.sleep(0.001)
 
 
 async def assert_idle(running: Running) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from headrace.wire import messages as m
 from router.text.tokens import ModelTokens
+from tests.support.loop_clock import leap_to, soon
 from tests.support.patience import PATIENCE_S
 from tests.support.router.fake_nodes import FakeCluster, fake_cluster, node_status
 from tests.unit.router.conftest import Running, StartRouter
@@ -134,10 +135,13 @@ async def test_the_time_of_a_request_covers_the_reading_of_its_answer(start_rout
 async def test_an_answer_that_is_not_taken_in_time_gives_its_place_back(start_router: StartRouter, answer: list[int]):
     """Though its nodes are done with it, and its client stays."""
     cluster = fake_cluster(answer, eos_id=0)
-    running = await start(start_router, cluster, max_concurrent=1, request_timeout_s=5.0, unread_timeout_s=1e6)
+    settings = {"max_concurrent": 1, "request_timeout_s": 60.0, "unread_timeout_s": 1e6, "idle_timeout_s": 1e6}
+    running = await start(start_router, cluster, **settings)
+    due_s = soon(60.0)
     async with unread(running, max_tokens=4_500):
         await stands_still(lambda: generated(running))
         assert (await running.http.get("/cluster")).json()["phases"]["done"] == 1
+        leap_to(due_s)
         other = {"prompt": "hi", "max_tokens": 3}
         async with asyncio.timeout(PATIENCE_S):
             while (await running.http.post("/v1/completions", json=other)).status_code != 200:

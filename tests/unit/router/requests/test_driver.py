@@ -7,12 +7,14 @@ from headrace.wire import messages as m
 from headrace.wire.errors import NodeLost, TransferBroken
 from router.routing.plan import Objectives
 from router.text.tokens import ModelTokens
+from tests.support.loop_clock import leap_to, soon
 from tests.support.patience import PATIENCE_S
 from tests.support.router.fake_nodes import Fault, fake_cluster
 from tests.unit.router.conftest import StartRouter
-from tests.unit.router.requests.conftest import TEXT, ask, assert_idle, decode_node, text_of
+from tests.unit.router.requests.conftest import TEXT, ask, assert_idle, at_the_gate, decode_node, text_of
 
 LINE_S = 0.3
+TIMEOUT_S = 60.0
 
 
 async def test_the_deadline_ends_in_504_and_leaves_the_nodes(start_router: StartRouter, answer: list[int]):
@@ -28,13 +30,17 @@ async def test_the_deadline_ends_in_504_and_leaves_the_nodes(start_router: Start
 async def test_an_error_after_the_first_tokens_is_an_event(start_router: StartRouter, answer: list[int]):
     cluster = fake_cluster(answer)
     decode_node(cluster, "d0").gate = asyncio.Semaphore(2)
-    running = await start_router(cluster, request_timeout_s=0.5)
-    reply = await running.http.post("/v1/completions", json={"prompt": "a", "stream": True})
-    assert reply.status_code == 200
-    events = [line.removeprefix("data: ") for line in reply.text.split("\n\n") if line]
+    running = await start_router(cluster, request_timeout_s=TIMEOUT_S)
+    due_s = soon(TIMEOUT_S)
+    async with running.http.stream("POST", "/v1/completions", json={"prompt": "a", "stream": True}) as reply:
+        assert reply.status_code == 200
+        await at_the_gate(decode_node(cluster, "d0"))
+        leap_to(due_s)
+        text = (await reply.aread()).decode()
+    events = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
     assert json.loads(events[-1])["error"]["code"] == "deadline_exceeded"
     assert len(events) >= 2
-    assert "[DONE]" not in reply.text
+    assert "[DONE]" not in text
 
 
 async def test_an_error_while_all_text_is_held_back_has_its_status_code(start_router: StartRouter, answer: list[int]):
@@ -68,7 +74,7 @@ async def test_a_request_that_could_be_resumed_is_abandoned_unless_it_ends_by_it
 ):
     cluster = fake_cluster(answer, eos_id=0)
     node = decode_node(cluster, "d0")
-    running = await start_router(cluster, request_timeout_s=0.5)
+    running = await start_router(cluster, request_timeout_s=TIMEOUT_S)
 
     async def ask_as(request_id: str, **more: object) -> int:
         reply = await running.http.post(
@@ -78,7 +84,11 @@ async def test_a_request_that_could_be_resumed_is_abandoned_unless_it_ends_by_it
 
     assert await ask_as("whole") == 200
     node.gate = asyncio.Semaphore(2)
-    assert await ask_as("late") == 504
+    due_s = soon(TIMEOUT_S)
+    late = asyncio.create_task(ask_as("late"))
+    await at_the_gate(node)
+    leap_to(due_s)
+    assert await late == 504
     node.gate = None
     assert await ask_as("one", stop=TEXT[0]) == 200  # in the first token: the decode node is not needed any more
     assert (await running.http.post("/v1/completions", json={"prompt": "a", "stop": TEXT[0]})).status_code == 200
@@ -230,10 +240,11 @@ async def test_a_full_queue_refuses_with_429(start_router: StartRouter, answer: 
 async def test_nodes_count_a_requests_age_from_its_admission_and_tell_clients_apart(
     start_router: StartRouter, answer: list[int]
 ):
-    cluster = fake_cluster(answer, eos_id=0)
+    cluster, now_s = fake_cluster(answer, eos_id=0), 100.0
     node = decode_node(cluster, "d0")
     node.gate = asyncio.Semaphore(0)
-    running = await start_router(cluster, max_concurrent=1, max_queue=2, client_header="x-tenant")
+    settings = {"max_concurrent": 1, "max_queue": 2, "client_header": "x-tenant"}
+    running = await start_router(cluster, clock=lambda: now_s, **settings)
 
     async def ask_as(tenant: str) -> None:
         reply = await running.http.post("/v1/completions", json={"prompt": "a"}, headers={"x-tenant": tenant})
@@ -243,11 +254,11 @@ async def test_nodes_count_a_requests_age_from_its_admission_and_tell_clients_ap
     async with asyncio.timeout(PATIENCE_S):
         while (await running.http.get("/cluster")).json()["waiting"] != 2:
             await asyncio.sleep(0.01)
-    await asyncio.sleep(LINE_S)
+    now_s += LINE_S
     for _ in range(3 * len(answer)):
         node.gate.release()
     await asyncio.gather(*asking)
-    assert all(request.age_s < LINE_S for request in node.requests)
+    assert [request.age_s for request in node.requests] == [0.0] * 3
     clients = [request.client for request in node.requests]
     assert len(clients) == 3 and len(set(clients)) == 2
 

@@ -13,14 +13,16 @@ from router.errors import deadline_passed
 from router.requests import events as ev
 from router.requests.events import FailRequest, FinishRequest, SendRenew, Show, StartOver, StartPrefill
 from router.requests.states import RequestPhase
-from tests.support.patience import PATIENCE_S
+from tests.support.loop_clock import leap_to, soon
 from tests.support.router.fake_nodes import fake_cluster, reservation
 from tests.support.router.request_lives import DECODED, LANDED, PREFILLED, A, B, C, after, decoding, life, moving
 from tests.support.router.request_lives import prefilling as prefilling_within
 from tests.unit.router.conftest import StartRouter
-from tests.unit.router.requests.conftest import TEXT, ask, assert_idle, decode_node, text_of
+from tests.unit.router.requests.conftest import TEXT, ask, assert_idle, at_the_gate, decode_node, text_of
 
 GAP_S = 0.01
+HELD_S = 0.25
+TIMEOUT_S = 60.0
 OBJECTIVES = {"objectives": {"token_gap_s": GAP_S}}
 GONE = NodeLost("d0", "gone")
 
@@ -121,30 +123,35 @@ async def test_no_event_has_the_first_token_alone(start_router: StartRouter, ans
 
 
 async def test_the_report_has_the_time_at_which_the_first_token_was_shown(start_router: StartRouter, answer: list[int]):
-    cluster = fake_cluster(answer, eos_id=0)
-    decode_node(cluster, "d0").gate = gate = asyncio.Semaphore(0)
-    running = await start_router(cluster)
+    cluster, now_s = fake_cluster(answer, eos_id=0), 100.0
+    node = decode_node(cluster, "d0")
+    node.gate = gate = asyncio.Semaphore(0)
+    running = await start_router(cluster, clock=lambda: now_s)
 
-    async def first_token_s(held_s: float, **headrace: Any) -> float:
+    async def first_token_s(**headrace: Any) -> float:
+        nonlocal now_s
         asking = asyncio.create_task(ask(running, headrace={"report": True} | headrace))
-        async with asyncio.timeout(PATIENCE_S):
-            while not running.cluster.nodes["d0"].open_calls:
-                await asyncio.sleep(0.001)
-        await asyncio.sleep(held_s)
+        await at_the_gate(node)  # the prefill node's token is there
+        now_s += HELD_S
         for _ in answer:
             gate.release()
         return (await asking)["usage"]["headrace"]["routing"]["measured"]["first_token_s"]
 
-    assert await first_token_s(0.3, **OBJECTIVES) >= 0.3
-    assert await first_token_s(0.3) < 0.3
+    assert await first_token_s(**OBJECTIVES) == HELD_S
+    assert await first_token_s() == 0.0
 
 
 async def test_a_request_that_runs_out_of_time_has_its_first_token(start_router: StartRouter, answer: list[int]):
     cluster = fake_cluster(answer)
-    decode_node(cluster, "d0").gate = asyncio.Semaphore(0)
-    running = await start_router(cluster, request_timeout_s=0.5)
+    node = decode_node(cluster, "d0")
+    node.gate = asyncio.Semaphore(0)
+    running = await start_router(cluster, request_timeout_s=TIMEOUT_S)
     body = {"prompt": "a", "stream": True, "return_token_ids": True, "headrace": OBJECTIVES}
-    *shown, last = events_of((await running.http.post("/v1/completions", json=body)).text)
+    due_s = soon(TIMEOUT_S)
+    asking = asyncio.create_task(running.http.post("/v1/completions", json=body))
+    await at_the_gate(node)
+    leap_to(due_s)
+    *shown, last = events_of((await asking).text)
     assert [token for event in shown for choice in event["choices"] for token in choice["token_ids"]] == answer[:1]
     assert last["error"]["code"] == "deadline_exceeded"
     await assert_idle(running)
