@@ -64,7 +64,10 @@ def ignore(told: object) -> None:
 
 
 @pytest.mark.parametrize("other", ["hangs", "is not there"])
-async def test_a_router_that_is_lost_does_not_disturb_the_heartbeats_to_another(other: str) -> None:
+async def test_a_router_that_is_lost_does_not_disturb_the_heartbeats_to_another(
+    other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node_runtime.registration.CALL_TIMEOUT_S", PATIENCE_S)  # no second call within the test
     lost, router = FakeRouter(hangs=True), FakeRouter(D0)
     async with served(lost) as hanging, served(router) as address:
         met: list[list[Peer]] = []

@@ -17,6 +17,7 @@ from node_runtime.runtime import NodeRuntime
 from node_runtime.sessions import plan_of
 from tests.support.engine.driving import request
 from tests.support.engine.oracle import random_prompt
+from tests.support.loop_clock import leap
 from tests.support.node.linked_roles import TIMEOUT_S, Linked, linked
 from transfer.buffers import StagingBuffer
 from transfer.protocol.authentication import new_secret
@@ -26,7 +27,7 @@ from transfer.protocol.plan import PlannedMessage
 
 PROMPT = request(random_prompt(140))
 KNOWN = 128
-SESSION_S = 1.0
+SESSION_S = 60.0
 LAYOUT = CacheLayout("f", "float32", "float32", 16, (AttentionGroup(2, 2, 8),), (StateGroup(3, (10, 3), (2, 4, 4)),))
 
 
@@ -98,6 +99,7 @@ async def test_blocks_stay_leased_while_a_late_gather_reads_them(
         async with asyncio.timeout(TIMEOUT_S):
             moving = asyncio.create_task(role(nodes))
             await packing.gathering.wait()
+            leap(SESSION_S)
             while runtime.transport.stats.failures.get("deadline") != 1:
                 await asyncio.sleep(0.01)
             assert await runtime.loop.call(partial(blocks_in_use, runtime.engine)) > 0

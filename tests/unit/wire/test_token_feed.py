@@ -32,10 +32,12 @@ class Scripted:
 
     def __init__(self, scripts: dict[str, Script]) -> None:
         self._scripts = scripts
+        self.fed: dict[str, FedCall] = {}
 
     async def run(
         self, start: Start, commands: Any, timeout_s: float, fed: FedCall
     ) -> AsyncGenerator[DecodeEvent, None]:
+        self.fed[start.request.request_id] = fed
         reading = asyncio.create_task(self._read(commands))
         try:
             async for event in self._scripts[start.request.request_id]():
@@ -71,6 +73,7 @@ class Pair:
     service: CountingService
     feeds: TokenFeeds
     server: ControlServer
+    role: Scripted
 
     async def fed(self) -> None:
         """Returns once the router's feed is open."""
@@ -81,12 +84,12 @@ class Pair:
 
 @asynccontextmanager
 async def pair(scripts: dict[str, Script]) -> AsyncIterator[Pair]:
-    feeds = TokenFeeds()
-    service = CountingService(Scripted(scripts), RouterCalls(), feeds, NoTracing())  # type: ignore[arg-type]
+    feeds, role = TokenFeeds(), Scripted(scripts)
+    service = CountingService(role, RouterCalls(), feeds, NoTracing())  # type: ignore[arg-type]
     server = ControlServer(["Decode"], lambda it: rpc.add_DecodeServicer_to_server(service, it))
     client = GrpcNodeClient("d0", f"127.0.0.1:{await server.start('127.0.0.1', 0)}")
     try:
-        yield Pair(client, service, feeds, server)
+        yield Pair(client, service, feeds, server, role)
     finally:
         await client.close()
         await server.stop(0)
@@ -187,14 +190,14 @@ async def test_a_router_that_reads_is_fed_all_tokens() -> None:
         await pairs[0].fed()
         for number in range(most):
             yield tokens(number)
-            if number % CONFIRM_EVERY == 0:
-                await asyncio.sleep(0.02)
+            while pairs[0].role.fed["a"]._unread >= 2 * CONFIRM_EVERY:
+                await asyncio.sleep(0.001)
         yield DONE
 
     async with pair({"a": answer}) as both:
         pairs.append(both)
         assert ids_of(await read(both, "a")) == list(range(most))
-        assert both.service.num_fed > 2 * MAX_UNREAD
+        assert both.service.num_fed == most
 
 
 async def test_tokens_taken_at_once_keep_their_place_among_the_events_and_count_as_read() -> None:
