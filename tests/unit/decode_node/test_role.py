@@ -125,10 +125,14 @@ async def test_another_tenants_request_with_the_same_id_is_answered_by_itself(ti
 
 
 @pytest.mark.parametrize("why", ["abandoned", "not resumable", "deadline"])
-async def test_a_request_that_nobody_will_continue_is_released_at_once(why: str, tiny_checkpoint) -> None:
+async def test_a_request_that_nobody_will_continue_is_released_at_once(
+    why: str, tiny_checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if why == "deadline":
+        monkeypatch.setattr("decode_node.driver.DEADLINE_MARGIN_S", PATIENCE_S)  # too little is left from the start
     async with linked(tiny_checkpoint("granite")) as nodes:
         asked = replace(ASKED, is_resumable=why != "not resumable")
-        call = opened(nodes, asked, abandon() if why == "abandoned" else None, 1.0 if why == "deadline" else PATIENCE_S)
+        call = opened(nodes, asked, abandon() if why == "abandoned" else None)
         await tokens_of(call, 5)
         await call.aclose()
         assert nodes.decode.orphans() == ()
