@@ -20,7 +20,7 @@ Told = dict[tuple[str, str, str], float]
 NEVER = FetchConfig(enabled=False)
 
 
-def until_links(cluster: Cluster, holds: Callable[[Links], bool], timeout_s: float = 30.0) -> Links:
+def until_links(cluster: Cluster, holds: Callable[[Links], bool], timeout_s: float = PATIENCE_S) -> Links:
     deadline_s = time.monotonic() + timeout_s
     while True:
         told = httpx.get(f"{cluster.url}/cluster", timeout=PATIENCE_S, verify=False).json()["links"]
@@ -57,7 +57,7 @@ def test_a_node_whose_max_message_bytes_differs_is_refused_with_both_values(tiny
         cluster.decode = {"max_message_bytes": 8 << 20}
         refused = cluster.start_node("d1")
         refusal = "node d1: max_message_bytes 8388608 != 4194304 of p0; start all nodes with one max_message_bytes"
-        deadline_s = time.monotonic() + 30.0
+        deadline_s = time.monotonic() + PATIENCE_S
         for process in (cluster.processes["router"], refused):
             while refusal not in process.log.read_text():
                 assert time.monotonic() < deadline_s, cluster.logs()
@@ -86,7 +86,7 @@ async def test_sessions_are_told_by_kind_in_metrics(tiny_checkpoint, tmp_path: P
         assert ("d0", "staging_waits", "") in told
 
 
-def until_metrics(cluster: Cluster, holds: Callable[[Told], bool], timeout_s: float = 30.0) -> Told:
+def until_metrics(cluster: Cluster, holds: Callable[[Told], bool], timeout_s: float = PATIENCE_S) -> Told:
     """Nodes' counters as /metrics tells them: node, name, the values of the labels that remain."""
     deadline_s = time.monotonic() + timeout_s
     while True:

@@ -115,7 +115,9 @@ def test_a_node_whose_certificate_will_not_do_does_not_start(cluster: Cluster, a
         (flags[:4], "tls.key is missing: give --tls-key"),
     ):
         command = [sys.executable, "-m", "node", "--model", str(cluster.model), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[2])
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=Path(__file__).parents[2]
+        )
         assert done.returncode == 2
         assert message in done.stderr
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 from headrace.host_process import machine_id, own_niceness
+from tests.support.patience import PATIENCE_S
 
 THREADED = """
 import os, sys, threading
@@ -31,7 +32,7 @@ print("main", os.getpriority(os.PRIO_PROCESS, 0))
 
 def run(niceness: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", THREADED, str(niceness), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
 
 
 def test_every_thread_takes_the_niceness() -> None:

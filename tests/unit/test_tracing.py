@@ -12,6 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from headrace.config import ConfigError
 from headrace.otel import OtelTracing
 from headrace.tracing import Outcome, Stage, TracingConfig, context_of, open_tracing
+from tests.support.patience import PATIENCE_S
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED, UNSAMPLED = (("traceparent", f"00-{TRACE}-{SPAN}-{flags}") for flags in ("01", "00"))
@@ -69,7 +70,7 @@ def test_without_tracing_a_context_goes_on_and_opentelemetry_is_not_imported():
     work = open_tracing(None, "headrace-node", "p0").begin("call", (SAMPLED,), 0.0)
     assert (work.context, work.is_recorded) == ((SAMPLED,), False)
     code = "import sys, router.server; print([name for name in sys.modules if 'opentelemetry.sdk' in name])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.stdout.strip() == "[]", done.stderr
 
 

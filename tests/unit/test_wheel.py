@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.patience import PATIENCE_S
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
@@ -22,7 +24,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     shutil.copytree(ROOT, folder / "source", symlinks=True, ignore=shutil.ignore_patterns(*NOT_COPIED))
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", folder]
-    done = subprocess.run([*command, folder / "source"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*command, folder / "source"], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     (built,) = folder.glob("headrace-*.whl")
     return built
@@ -76,7 +78,7 @@ def test_the_demo_finds_its_model_and_its_questions_outside_of_a_clone(wheel: Pa
         env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     model, answer = done.stdout.splitlines()
     assert Path(model) == tmp_path / "site" / "deploy" / "demo_model"

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.patience import PATIENCE_S
+
 ROOT = Path(__file__).parents[3]
 EACH_COUNT = [[count, amount, 16] for count in (40, 50) for amount in (1, 2, 3, 3)]
 
@@ -17,7 +19,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict:
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton")), "PYTHONPATH": str(ROOT)}
     environment.pop("TRITON_INTERPRET", None)
     command = [sys.executable, "-W", "ignore", "-m", "tests.support.kernels.compiling_child"]
-    done = subprocess.run(command, capture_output=True, timeout=120, cwd=ROOT, env=environment, check=True)
+    done = subprocess.run(command, capture_output=True, timeout=PATIENCE_S, cwd=ROOT, env=environment, check=True)
     return json.loads(done.stdout)
 
 

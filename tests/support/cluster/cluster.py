@@ -102,7 +102,7 @@ class Cluster:
         reply = httpx.get(f"{url or self.url}/cluster", timeout=PATIENCE_S, verify=False).json()
         return {node["name"]: node for node in reply["nodes"]}
 
-    def wait_for_nodes(self, count: int, timeout_s: float = 30.0) -> None:
+    def wait_for_nodes(self, count: int, timeout_s: float = PATIENCE_S) -> None:
         """Returns once every router knows so many nodes."""
         deadline_s = time.monotonic() + timeout_s
         for url in self.urls:

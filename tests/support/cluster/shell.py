@@ -150,6 +150,6 @@ def incarnation(url, name):
 
 def answer_of(url, max_tokens=4):
     body = {"prompt": "The code of", "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
-    response = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+    response = httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE_S)
     assert response.status_code == 200, response.text
     return response.json()["choices"][0]["text"]

@@ -15,6 +15,7 @@ from headrace.models.weights import load_config, load_model
 from headrace.request import Request, Sampling
 from headrace.speculation.config import MTP
 from headrace.token_array import TokenArray
+from tests.support.patience import PATIENCE_S
 
 SMALL = EngineConfig(cache_bytes=16 << 20, max_step_tokens=256, max_running=16, threads=1)
 GREEDY = Sampling(max_tokens=16, seed=0, temperature=0.0, ignore_eos=True)
@@ -70,7 +71,7 @@ class Run:
 def submit(built: BuiltEngine, asked: Request, **changes: object) -> Run:
     """Queues a request that the engine serves alone, from prompt to last token."""
     events: list[Event] = []
-    job = Job(asked, resume_locally, asked.sampling.max_tokens, time.monotonic() + 60, events.append)
+    job = Job(asked, resume_locally, asked.sampling.max_tokens, time.monotonic() + PATIENCE_S, events.append)
     sequence = built.engine.intake.sequence(replace(job, **changes))
     for _ in built.engine.intake.hash_prompt(sequence):
         pass

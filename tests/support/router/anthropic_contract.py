@@ -12,6 +12,8 @@ from typing import Any
 import anthropic
 import pytest
 
+from tests.support.patience import PATIENCE_S
+
 QUESTION: Any = [{"role": "user", "content": "What is the code of June?"}]
 GREEDY: Any = {"max_tokens": 12, "system": "Be brief.", "extra_body": {"temperature": 0}}
 
@@ -19,7 +21,9 @@ GREEDY: Any = {"max_tokens": 12, "system": "Be brief.", "extra_body": {"temperat
 class AnthropicContract:
     @pytest.fixture
     async def client(self, router_url: str) -> AsyncIterator[anthropic.AsyncAnthropic]:
-        async with anthropic.AsyncAnthropic(base_url=router_url, api_key="none", max_retries=0, timeout=60) as client:
+        async with anthropic.AsyncAnthropic(
+            base_url=router_url, api_key="none", max_retries=0, timeout=PATIENCE_S
+        ) as client:
             yield client
 
     @pytest.fixture

@@ -12,6 +12,8 @@ from typing import Any
 import openai
 import pytest
 
+from tests.support.patience import PATIENCE_S
+
 QUESTION: Any = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "What is the code of June?"},
@@ -22,7 +24,7 @@ GREEDY: Any = {"temperature": 0, "max_tokens": 12, "extra_body": {"ignore_eos": 
 class OpenAIContract:
     @pytest.fixture
     async def client(self, openai_url: str) -> AsyncIterator[openai.AsyncOpenAI]:
-        async with openai.AsyncOpenAI(base_url=openai_url, api_key="none", max_retries=0, timeout=60) as client:
+        async with openai.AsyncOpenAI(base_url=openai_url, api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
             yield client
 
     @pytest.fixture

@@ -12,6 +12,8 @@ from typing import Any
 import openai
 import pytest
 
+from tests.support.patience import PATIENCE_S
+
 GREEDY: Any = {"temperature": 0, "max_output_tokens": 12}
 TOOL: Any = {
     "type": "function",
@@ -25,7 +27,9 @@ TOOL: Any = {
 class ResponsesContract:
     @pytest.fixture
     async def client(self, router_url: str) -> AsyncIterator[openai.AsyncOpenAI]:
-        async with openai.AsyncOpenAI(base_url=f"{router_url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        async with openai.AsyncOpenAI(
+            base_url=f"{router_url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S
+        ) as client:
             yield client
 
     @pytest.fixture

@@ -9,6 +9,7 @@ from benchmarks.cluster.agents import ChatRun, Turn
 from benchmarks.cluster.client import Answer
 from benchmarks.cluster.processes import ClusterFailed, Processes
 from benchmarks.router.workload import ChatShape
+from tests.support.patience import PATIENCE_S
 
 MODEL = Path(__file__).parents[3] / "tiny_models" / "headrace-tiny-granite-h"
 
@@ -59,5 +60,5 @@ def test_a_node_that_does_not_start_is_named_and_nothing_is_left_running(tmp_pat
     nodes = {"p0": ("prefill", {"engine": {"cache_bytes": 1}})}
     with pytest.raises(ClusterFailed, match=r"p0 did not start[\s\S]*raise cache_bytes"):  # noqa: SIM117
         with Processes(tmp_path, MODEL, nodes) as cluster:
-            cluster.wait_ready(time.perf_counter() + 60)
+            cluster.wait_ready(time.perf_counter() + PATIENCE_S)
     assert [child.popen.poll() is None for child in cluster._children] == [False, False]

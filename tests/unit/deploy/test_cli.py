@@ -10,6 +10,7 @@ import yaml
 
 from headrace.config import load
 from router.keys import ApiKey, KeyFile, hash_of
+from tests.support.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[3]
 MODEL = str(ROOT / "tiny_models" / "headrace-tiny-qwen3.5")
@@ -18,7 +19,7 @@ HEAVY = ("torch", "ray", "pydantic", "grpc", "transformers", "tokenizers", "http
 
 def headrace(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "deploy", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "deploy", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S
     )
 
 
@@ -31,7 +32,7 @@ try:
 except SystemExit:
     print("imported", *(set(sys.modules) & set({HEAVY})))
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.stdout.splitlines()[-1] == "imported", done.stdout + done.stderr
 
 

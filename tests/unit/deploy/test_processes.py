@@ -19,6 +19,7 @@ from deploy.processes import (
     working_folder,
 )
 from tests.support.deploy.run_processes import IGNORES_SIGTERM, NO_RUN, OBEYS, OTHER_RUN, OURS, RUN
+from tests.support.patience import PATIENCE_S
 
 
 def test_a_later_process_of_the_same_pid_is_not_the_supervisor(runs):
@@ -45,7 +46,7 @@ def test_processes_are_found_by_their_run_alone(spawn):
 def test_what_is_left_at_the_deadline_is_killed(spawn):
     stubborn = spawn(IGNORES_SIGTERM, RUN)
     assert end_processes_of_run(RUN, time.monotonic() + 0.1) == [stubborn.pid]
-    assert stubborn.wait(1) == -9
+    assert stubborn.wait(PATIENCE_S) == -9
     assert end_processes_of_run(RUN, time.monotonic()) == []
 
 
@@ -54,14 +55,14 @@ def test_waiting_for_a_process_has_a_deadline(spawn):
     started_s = started_at_s(process.pid)
     assert not wait_gone(process.pid, started_s, time.monotonic() + 0.1)
     process.kill()
-    assert wait_gone(process.pid, started_s, time.monotonic() + 5)
+    assert wait_gone(process.pid, started_s, time.monotonic() + PATIENCE_S)
 
 
 def test_a_zombie_is_not_alive(spawn):
     process = spawn(OBEYS, RUN)
     assert is_alive(process.pid)
     process.kill()  # nobody has waited for it yet
-    assert wait_gone(process.pid, time.time(), time.monotonic() + 5)
+    assert wait_gone(process.pid, time.time(), time.monotonic() + PATIENCE_S)
     assert not is_alive(process.pid)
 
 

@@ -3,6 +3,7 @@
 from deploy.processes import make_folders, run_folder
 from deploy.reaper import start_reaper
 from tests.support.deploy.run_processes import IGNORES_SIGTERM, OURS
+from tests.support.patience import PATIENCE_S
 
 RUN = f"{OURS}-reaped"
 
@@ -14,6 +15,6 @@ def test_a_closed_pipe_ends_the_run_and_its_folder(spawn) -> None:
     assert reaper.poll() is None and stubborn.poll() is None
     assert reaper.stdin is not None
     reaper.stdin.close()
-    assert reaper.wait(30) == 0
-    assert stubborn.wait(5) == -9
+    assert reaper.wait(PATIENCE_S) == 0
+    assert stubborn.wait(PATIENCE_S) == -9
     assert not run_folder(RUN).exists()

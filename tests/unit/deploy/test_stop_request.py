@@ -8,6 +8,7 @@ import pytest
 
 from deploy.errors import StopRequested
 from deploy.stop_request import StopRequest
+from tests.support.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -29,9 +30,9 @@ def test_without_a_signal_work_continues(stop: StopRequest) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_first_signal_is_a_request_and_the_second_an_interrupt(stop: StopRequest, number: signal.Signals) -> None:
     os.kill(os.getpid(), number)
-    assert stop.wait(5)
+    assert stop.wait(PATIENCE_S)
     with pytest.raises(StopRequested, match="stopped by a signal"):
         stop.check()
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), number)
-        stop.wait(5)
+        stop.wait(PATIENCE_S)

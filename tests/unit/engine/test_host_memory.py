@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.patience import PATIENCE_S
+
 ROOT = Path(__file__).parents[3]
 
 # In a process of its own: the setting is the whole process's.
@@ -34,7 +36,11 @@ FEW = PAGES / 100  # at either end of a temporary lie pages that its neighbours 
 
 def page_faults(setting: str) -> int:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(setting=setting)], cwd=ROOT, capture_output=True, timeout=60, check=True
+        [sys.executable, "-c", PROGRAM.format(setting=setting)],
+        cwd=ROOT,
+        capture_output=True,
+        timeout=PATIENCE_S,
+        check=True,
     )
     return int(done.stdout)
 
@@ -65,7 +71,11 @@ print(multiply(range(NUM_PROGRAMS, 4 * NUM_PROGRAMS)) - before)
 
 def growth_mib(setting: str) -> int:
     done = subprocess.run(
-        [sys.executable, "-c", SIZES.format(setting=setting)], cwd=ROOT, capture_output=True, timeout=60, check=True
+        [sys.executable, "-c", SIZES.format(setting=setting)],
+        cwd=ROOT,
+        capture_output=True,
+        timeout=PATIENCE_S,
+        check=True,
     )
     return int(done.stdout)
 

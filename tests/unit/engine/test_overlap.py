@@ -21,6 +21,7 @@ from tests.support.engine.driving import (
     submit,
 )
 from tests.support.engine.oracle import random_prompt
+from tests.support.patience import PATIENCE_S
 
 LENGTHS = (1, 15, 16, 17, 64, 65, 300)
 RANDOM = Sampling(max_tokens=20, seed=7, temperature=0.9, top_p=0.95, ignore_eos=True)
@@ -153,7 +154,7 @@ def test_a_cancelled_request_gets_no_token_that_was_in_flight(tiny_checkpoint) -
 
 
 def step_until(built: BuiltEngine, run: Run, num_tokens: int) -> None:
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + PATIENCE_S
     while len(run.tokens) < num_tokens:
         assert time.monotonic() < deadline_s
         built.engine.admit()

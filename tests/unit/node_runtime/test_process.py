@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.patience import PATIENCE_S
+
 COLLECTED = """
 import gc
 from types import SimpleNamespace
@@ -26,5 +28,7 @@ run_node(Node())
 def test_a_collection_walks_what_came_after_the_start() -> None:
     # In a process of its own: what is set aside stays so.
     root = Path(__file__).parents[3]
-    done = subprocess.run([sys.executable, "-c", COLLECTED], cwd=root, capture_output=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", COLLECTED], cwd=root, capture_output=True, timeout=PATIENCE_S, check=True
+    )
     assert 1_000 <= int(done.stdout.rsplit(b"collected", 1)[1]) < 5_000

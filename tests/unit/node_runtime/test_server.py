@@ -7,6 +7,8 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+from tests.support.patience import PATIENCE_S
+
 START_ON_A_TAKEN_PORT = """
 import asyncio, json, sys, threading
 
@@ -38,7 +40,9 @@ def test_a_taken_port_ends_the_engine_and_the_transport(tiny_checkpoint) -> None
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = taken.getsockname()[1]
         command = [sys.executable, "-c", START_ON_A_TAKEN_PORT, str(model), str(port)]
-        done = subprocess.run(command, capture_output=True, timeout=60, cwd=Path(__file__).parents[3], check=True)
+        done = subprocess.run(
+            command, capture_output=True, timeout=PATIENCE_S, cwd=Path(__file__).parents[3], check=True
+        )
     found = json.loads(done.stdout.splitlines()[-1])
     assert f"cannot listen on 127.0.0.1:{port}" in found["said"]
     assert (found["engines"], found["transport"], found["tasks"]) == ([], False, 0)

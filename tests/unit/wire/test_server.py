@@ -11,6 +11,7 @@ import pytest
 from headrace.wire.generated import headrace_pb2 as pb
 from headrace.wire.generated import headrace_pb2_grpc as rpc
 from headrace.wire.server import ControlServer
+from tests.support.patience import PATIENCE_S
 
 TWO_ON_ONE_PORT = """
 import asyncio
@@ -49,7 +50,7 @@ asyncio.run(main())
 
 
 def test_a_taken_port_is_one_error_and_the_process_ends_quietly() -> None:
-    done = subprocess.run([sys.executable, "-c", TWO_ON_ONE_PORT], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", TWO_ON_ONE_PORT], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0
     assert "is the port taken?" in done.stdout
     assert "excepthook" not in done.stderr

@@ -11,6 +11,7 @@ import pytest
 from headrace.wire.tls import TlsError, load_identity
 from headrace.wire.tls_config import TlsConfig
 from tests.support.cluster.certificates import Authority
+from tests.support.patience import PATIENCE_S
 
 HOST = "127.0.0.1"
 NAMED = "DNS:node.headrace"
@@ -98,7 +99,9 @@ def test_a_certificate_that_peers_would_refuse_is_refused_at_start(
 def test_an_encrypted_key_is_refused_and_nobody_is_asked_for_a_passphrase(good: TlsConfig, tmp_path: Path):
     encrypted = tmp_path / "encrypted.key"
     subprocess.run(
-        ["openssl", "pkcs8", "-topk8", "-in", good.key, "-out", encrypted, "-passout", "pass:x"], check=True, timeout=30
+        ["openssl", "pkcs8", "-topk8", "-in", good.key, "-out", encrypted, "-passout", "pass:x"],
+        check=True,
+        timeout=PATIENCE_S,
     )
     with pytest.raises(TlsError, match=r"encrypted\.key: .*without a passphrase"):
         load_identity(replace(good, key=str(encrypted)), HOST)
