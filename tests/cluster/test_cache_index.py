@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from headrace.wire.cache_updates import CacheSnapshotPart
 from headrace.wire.client import GrpcNodeClient
 from tests.support.cluster.asking import ask_all
-from tests.support.cluster.cluster import Cluster, with_engine
+from tests.support.cluster.cluster import SHORT_SILENCE_S, Cluster, with_engine
 from tests.support.engine.oracle import random_prompt
 from tests.support.patience import PATIENCE_S
 
@@ -27,7 +27,7 @@ def cluster(tiny_checkpoint, tmp_path_factory) -> Iterator[Cluster]:
     """Some 60 blocks and 22 slots a node: a few prompts of 200 tokens are more than it holds."""
     engine = with_engine(cache_bytes=1_200_000, state_share=0.8, max_running=4)
     folder = tmp_path_factory.mktemp("cluster")
-    with Cluster(tiny_checkpoint("granite"), folder, num_decode=2, engine=engine) as running:
+    with Cluster(tiny_checkpoint("granite"), folder, num_decode=2, engine=engine, silence_s=SHORT_SILENCE_S) as running:
         yield running
 
 

@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import signal
-import time
 
 import grpc
 import pytest
@@ -193,10 +192,8 @@ def test_nodes_that_no_host_can_hold_end_the_start_at_once(shell):
 
 
 def test_the_demo_answers_and_leaves_nothing(shell):
-    started = time.monotonic()
     status, output = shell.run("demo")
     assert status == 0, output
-    assert time.monotonic() - started < 60
     assert "state received" in output
     assert f"model  {demo_chat().answer}" in output  # the second turn's, from a fact of the first
     assert 'call   order {"thing": "green rope", "count": 35}' in output

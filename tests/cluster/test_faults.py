@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.support.cluster.asking import ASK_TIMEOUT_S, ask, ask_all
-from tests.support.cluster.cluster import Cluster, wait_until, with_engine
+from tests.support.cluster.cluster import SHORT_SILENCE_S, Cluster, wait_until, with_engine
 from tests.support.engine.oracle import clear_prompt, greedy, random_prompt
 from tests.support.patience import PATIENCE_S
 
@@ -43,12 +43,13 @@ async def test_a_prefill_node_killed_during_prefill_costs_no_request(family, tin
 async def test_a_decode_node_that_dies_or_stops_while_decoding_costs_no_token(how, tiny_checkpoint, tmp_path) -> None:
     model = tiny_checkpoint("qwen35")
     prompt = random_prompt(100, seed=5)
-    with Cluster(model, tmp_path, num_decode=2) as cluster:
+    with Cluster(model, tmp_path, num_decode=2, silence_s=SHORT_SILENCE_S) as cluster:
         asking = asyncio.create_task(ask_all(cluster.url, [prompt], at_once=1, num_tokens=1500))
         await asyncio.to_thread(wait_until, lambda: cluster.nodes()["d0"]["running"] == 1, "d0 decodes")
         cluster.processes["d0"].kill(how)
-        async with asyncio.timeout(30):  # gRPC by itself waits a minute for the answer to a ping
-            (answer,) = await asking
+        # gRPC by itself waits a minute for the answer to a ping.
+        await asyncio.to_thread(wait_until, lambda: cluster.nodes()["d1"]["running"] == 1, "d1 goes on", 30)
+        (answer,) = await asking
         assert answer.tokens == greedy(model, prompt, 1500)
         assert answer.report["migrations"] == 1
         cluster.processes["d0"].kill()
@@ -58,8 +59,7 @@ async def test_a_decode_node_that_dies_or_stops_while_decoding_costs_no_token(ho
 async def test_a_node_that_pauses_for_less_than_control_silence_s_keeps_its_requests(tiny_checkpoint, tmp_path) -> None:
     model = tiny_checkpoint("qwen35")
     prompt = random_prompt(100, seed=5)
-    patient = {"control_silence_s": PATIENCE_S}
-    with Cluster(model, tmp_path, num_decode=2, router=patient, prefill=patient, decode=patient) as cluster:
+    with Cluster(model, tmp_path, num_decode=2, silence_s=PATIENCE_S) as cluster:
         asking = asyncio.create_task(ask_all(cluster.url, [prompt], at_once=1, num_tokens=1500))
         await asyncio.to_thread(wait_until, lambda: cluster.nodes()["d0"]["running"] == 1, "d0 decodes")
         cluster.processes["d0"].kill(signal.SIGSTOP)

@@ -8,7 +8,7 @@ import pytest
 from headrace.wire.client import GrpcNodeClient, RegistryClient
 from router.cluster.liveness import ANSWER_TIMEOUT_S
 from tests.support.cluster.asking import ask_all
-from tests.support.cluster.cluster import Cluster, wait_until
+from tests.support.cluster.cluster import SHORT_SILENCE_S, Cluster, wait_until
 from tests.support.engine.oracle import greedy, random_prompt
 from tests.support.patience import PATIENCE_S
 
@@ -21,7 +21,9 @@ MISSED_S = 3.0
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 async def test_only_a_node_that_does_not_answer_is_taken_for_dead(how, tiny_checkpoint, tmp_path) -> None:
     model = tiny_checkpoint("granite")
-    with Cluster(model, tmp_path, num_prefill=0, num_decode=0, decode={"router_addresses": ()}) as cluster:
+    with Cluster(
+        model, tmp_path, num_prefill=0, num_decode=0, decode={"router_addresses": ()}, silence_s=SHORT_SILENCE_S
+    ) as cluster:
         node = GrpcNodeClient("d0", cluster.start_node("d0").ready["address"])
         registry = RegistryClient(cluster.processes["router"].ready["control_address"])
         try:

@@ -20,7 +20,9 @@ Begun = tuple[float, int, Answered]
 """When a request began, which prompt it was, and its answer."""
 
 ANSWER_TOKENS = 40
-EFFECT_S = 1.0
+HEARTBEAT_S = 20.0
+EFFECT_S = 10.0
+"""For a switch, and for other routers to know of it: what waited for the next heartbeat would often take longer."""
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +103,7 @@ async def test_a_switch_under_load_takes_effect_at_once_and_loses_nothing(model,
 
 
 async def test_routers_agree_on_roles_and_a_restarted_one_knows_them(model, tmp_path) -> None:
-    with Cluster(model, tmp_path, num_decode=2, num_routers=2) as cluster:
+    with Cluster(model, tmp_path, num_decode=2, num_routers=2, router={"heartbeat_s": HEARTBEAT_S}) as cluster:
         first, second = cluster.urls
         await switch(first, "d1", "prefill")
         wanted = {"p0": "prefill", "d0": "decode", "d1": "prefill"}

@@ -19,6 +19,8 @@ pytestmark = pytest.mark.slow  # bounds times that other work on the machine wou
 
 FAR_S = 50.0
 """The sessions' deadline."""
+SOON_S = 10.0
+"""Less than anything but the keepalive takes to notice a cut: it does within two seconds, and a busy machine later."""
 MIB = 1 << 20
 
 
@@ -70,22 +72,22 @@ async def hosts(routed: tuple[Namespace, Namespace, Cut]) -> AsyncIterator[Hosts
 
 
 async def failed_after_s(ends: asyncio.Future[Any], since_s: float) -> float:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(FAR_S):
         for end in await ends:
             assert end["failed"] == "peer_lost"
     return time.monotonic() - since_s
 
 
 @pytest.mark.parametrize("tokens", [256, None])
-async def test_both_ends_know_within_two_seconds(hosts: Hosts, tokens: int | None) -> None:
+async def test_both_ends_know_long_before_their_deadline(hosts: Hosts, tokens: int | None) -> None:
     """While the prompt computes and nothing moves (its first message has landed), and while messages move."""
     ends = await hosts.open(plan(1, 512), tokens)
     await hosts.receiver.heard("landed", 0)
     hosts.cut.sever()
-    assert await failed_after_s(ends, time.monotonic()) < 2
+    assert await failed_after_s(ends, time.monotonic()) < SOON_S
 
 
-async def test_a_session_that_begins_after_the_cut_fails_its_sender_within_two_seconds(hosts: Hosts) -> None:
+async def test_a_session_that_begins_after_the_cut_fails_its_sender_soon(hosts: Hosts) -> None:
     """Whether the connection is not known to be lost yet, is lost, or was never made."""
     landed, _ = await (await hosts.open(plan(1, 1)))
     assert landed["wrong"] == 0
@@ -94,7 +96,7 @@ async def test_a_session_that_begins_after_the_cut_fails_its_sender_within_two_s
         began_s = time.monotonic()
         sent = hosts.sender.send(plan(nonce, 1), hosts.receiver, FAR_S)
         assert (await sent)["failed"] == "peer_lost"
-        assert time.monotonic() - began_s < 2
+        assert time.monotonic() - began_s < SOON_S
 
 
 async def test_a_cut_of_half_a_second_is_survived(hosts: Hosts) -> None:

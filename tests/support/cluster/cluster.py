@@ -18,6 +18,8 @@ from tests.support.patience import PATIENCE_S
 
 SMALL = EngineConfig(cache_bytes=64 << 20, max_step_tokens=256, max_running=16, threads=1)
 ALWAYS_REMOTE = LocalPrefillConfig(max_tokens=0)
+SHORT_SILENCE_S = 4.0
+"""For tests of what stops without a word: longer than a busy machine's pauses, shorter than gRPC's own minute."""
 
 
 @dataclass
@@ -28,6 +30,8 @@ class Cluster:
     prefill, decode, both     changes to the defaults of the nodes that start in each role
     router                    changes to the defaults of the routers
     inside                    what is put before a process's command, by its name: `ip netns exec NAME`, say
+    silence_s                 `control_silence_s` of all: by default no pause of a busy machine breaks a connection;
+                              tests of what stops without a word say SHORT_SILENCE_S
     """
 
     model: Path
@@ -42,12 +46,19 @@ class Cluster:
     both: dict[str, Any] = field(default_factory=dict)
     router: dict[str, Any] = field(default_factory=dict)
     inside: dict[str, Sequence[str]] = field(default_factory=dict)
+    silence_s: float = PATIENCE_S
 
     def __enter__(self) -> Self:
         self.processes: dict[str, Process] = {}
         with ExitStack() as undo:
             undo.callback(self._stop)
-            settings: dict[str, Any] = {"model_path": self.model, "port": 0, "control_port": 0, "heartbeat_s": 1.0}
+            settings: dict[str, Any] = {
+                "model_path": self.model,
+                "port": 0,
+                "control_port": 0,
+                "heartbeat_s": 1.0,
+                "control_silence_s": self.silence_s,
+            }
             self._router_config = RouterConfig(**settings | self.router)
             self.router_names = ["router", *(f"router{index}" for index in range(1, self.num_routers))]
             for name in self.router_names:
@@ -89,6 +100,7 @@ class Cluster:
             "model_path": str(self.model),
             "router_addresses": tuple(self.processes[name].ready["control_address"] for name in self.router_names),
             "engine": self.engine,
+            "control_silence_s": self.silence_s,
         }
         if name.startswith("p"):
             return NodeConfig(**common | {"role": "prefill"} | self.prefill)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from headrace.speculation.config import SpeculationConfig
+from headrace.wire.connection_options import CONTROL_SILENCE_S
 from tests.support.cluster.cluster import Cluster
 from tests.support.cluster.fault_node import FaultyNode
 from tests.support.cluster.process import Process
@@ -27,6 +28,7 @@ class FaultCluster(Cluster):
     speculation: ClassVar[SpeculationConfig] = SpeculationConfig()
     """Of all nodes; a campaign sets it."""
     _num_started: int = 0
+    silence_s: float = CONTROL_SILENCE_S
 
     def start_node(self, name: str) -> Process:
         self._num_started += 1
