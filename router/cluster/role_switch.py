@@ -10,8 +10,9 @@ from headrace.wire.node_messages import Role
 from router.cluster.nodes import NodeEntry, NodeTable
 from router.errors import ApiError
 
-TIMEOUT_S = 2.0
-"""For the node's answer. The call touches no engine: a node that takes longer stands still."""
+TIMEOUT_S = 10.0
+"""For the node's answer. The call touches no engine: a node that takes longer stands still, and gets no processor
+for seconds on a busy host only."""
 
 
 class RoleSwitch:

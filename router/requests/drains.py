@@ -26,8 +26,8 @@ AT_ONCE = 4
 """Moves from one node at a time: each halts an answer until it has landed."""
 POLL_S = 0.02
 STAYED_PAUSE_S = 0.5  # before a request is moved again that nobody had room for
-STOP_TIMEOUT_S = 2.0
-"""For the node's answer to Stop, which touches no engine."""
+STOP_TIMEOUT_S = 10.0
+"""For the node's answer to Stop. It touches no engine, but a node of a busy host may get no processor for seconds."""
 
 
 @dataclass(frozen=True)
