@@ -1,20 +1,31 @@
 """The line before an engine: in order of arrival at the router, and no longer than a request has time."""
 
-import time
 from dataclasses import replace
 
 from headrace.cache.hits import ReceiveState
-from headrace.engine.build import BuiltEngine
+from headrace.engine.build import BuiltEngine, build_engine
 from headrace.engine.sequence import AdmissionTimedOut, Admitted, Event, Started
-from headrace.step_costs import StepShape
-from tests.support.engine.driving import GREEDY, Run, engine_of, request, run_all, serve, submit
+from headrace.step_costs import StepCosts, StepShape
+from tests.support.engine.driving import GREEDY, Run, request, run_all, serve, sized, submit
+from tests.support.engine.fake_device import FakeDevice
 
 ONE = replace(GREEDY, max_tokens=1)
 LONG = [5 + i % 100 for i in range(1000)]
 
 
+COSTS = StepCosts(step_s=6e-3, decode_s=1e-3, context_s=0.0, chunk_s=7e-3, token_s=2e-4, depth_s=0.0)
+"""Of steps, known: on a busy machine the line would be measured anew between an estimate and the next."""
+
+
 def engine(tiny_checkpoint) -> BuiltEngine:
-    return engine_of(tiny_checkpoint("granite"), 70, 6, max_step_tokens=64)
+    path, device = tiny_checkpoint("granite"), FakeDevice(COSTS)
+    built = build_engine(str(path), sized(path, 70, 6, max_step_tokens=64), device.clock)
+    device.compute_for(built)
+    return built
+
+
+def now_s(built: BuiltEngine) -> float:
+    return built.engine._clock()
 
 
 def waiting_s(built: BuiltEngine) -> float:
@@ -102,11 +113,11 @@ def test_a_request_is_refused_at_once_when_the_line_lasts_longer_than_it_has(tin
     built.engine.admit()
     for _ in range(4):
         built.engine.step()
-    now_s, line_s = time.monotonic(), waiting_s(built)
+    line_s = waiting_s(built)
     assert line_s > 0
-    hasty = submit(built, request([9] * 600, ONE), compute_by_s=now_s + line_s / 10)
-    patient = submit(built, request([8] * 600, ONE), compute_by_s=now_s + line_s * 10 + 60)
-    old = submit(built, request([7] * 600, ONE, age_s=60.0), compute_by_s=now_s + line_s / 10)
+    hasty = submit(built, request([9] * 600, ONE), compute_by_s=now_s(built) + line_s / 10)
+    patient = submit(built, request([8] * 600, ONE), compute_by_s=now_s(built) + line_s * 10 + 60)
+    old = submit(built, request([7] * 600, ONE, age_s=60.0), compute_by_s=now_s(built) + line_s / 10)
     (refused,) = hasty.events
     assert isinstance(refused, AdmissionTimedOut) and "tokens of other prompts come first" in refused.message
     assert len(old.events) == 1, "what runs shares the steps, however old a newcomer is"
@@ -123,7 +134,7 @@ def test_a_short_prompt_is_refused_for_long_ones_only_if_it_must_wait_for_their_
     line_s = waiting_s(built)
 
     def chat(token: int) -> Run:
-        return submit(built, request([token] * 10, ONE), compute_by_s=time.monotonic() + line_s / 10)
+        return submit(built, request([token] * 10, ONE), compute_by_s=now_s(built) + line_s / 10)
 
     beside = chat(7)
     assert not beside.events
@@ -142,13 +153,13 @@ def test_a_prompt_for_another_node_waits_for_room_unless_requests_that_wait_for_
     prompt = [9] * 600
     running = submit(built, request(LONG, replace(GREEDY, max_tokens=4)))
     built.engine.admit()
-    sent = submit(built, request(prompt, ONE), yield_by_s=time.monotonic() - 1, is_sent=True)
+    sent = submit(built, request(prompt, ONE), yield_by_s=now_s(built) - 1, is_sent=True)
     serve(built, running, sent)
     assert len(sent.tokens) == 1, "what runs ends"
     receiving = submit(built, request(LONG, GREEDY), hit_policy=lambda hit: ReceiveState())
     built.engine.admit()
-    sent, local = (submit(built, request(prompt, ONE), yield_by_s=by) for by in (time.monotonic() - 1, None))
-    assert (built.engine.next_deadline_s() or 0) < time.monotonic()
+    sent, local = (submit(built, request(prompt, ONE), yield_by_s=by) for by in (now_s(built) - 1, None))
+    assert (built.engine.next_deadline_s() or 0) < now_s(built)
     built.engine.admit()
     assert isinstance(sent.events[0], AdmissionTimedOut) and not local.events
     built.engine.release(receiving.sequence)
@@ -164,9 +175,9 @@ def test_a_short_prompt_is_not_refused_for_the_long_ones_that_it_passes_in_a_ful
     line_s = waiting_s(built)
     long = [submit(built, request([5 + i] * 600, ONE)) for i in range(20)]
     built.engine.admit()  # the first of them finds no room
-    chat = submit(built, request([9] * 10, ONE), compute_by_s=time.monotonic() + line_s * 8)
+    chat = submit(built, request([9] * 10, ONE), compute_by_s=now_s(built) + line_s * 8)
     assert not chat.events, "12,000 tokens are before it, of which it waits for 600 and what runs"
-    assert submit(built, request([9] * 700, ONE), compute_by_s=time.monotonic() + line_s).events
+    assert submit(built, request([9] * 700, ONE), compute_by_s=now_s(built) + line_s).events
     serve(built, running, chat)
     assert len(chat.tokens) == 1 and not any(run.is_finished for run in long[1:])
     serve(built, *long)
