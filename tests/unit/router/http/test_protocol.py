@@ -17,11 +17,13 @@ from router.http.connections import Connections
 from router.http.limits import HttpLimits
 from router.http.protocol import MAX_PIPELINED, BoundedHttpProtocol
 from router.text.tokens import ModelTokens
+from tests.support.loop_clock import leap
 from tests.support.patience import PATIENCE_S
 from tests.support.router.fake_nodes import fake_cluster
 from tests.unit.router.conftest import Running, StartRouter
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+LIMIT_S = 60.0
 ANSWERED = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
@@ -51,6 +53,17 @@ async def reply_of(reader: asyncio.StreamReader) -> tuple[int, dict[str, Any]]:
         return 0, {}
     head, _, body = data.partition(b"\r\n\r\n")
     return int(head.split()[1]), json.loads(body)["error"]
+
+
+async def begun(running: Running, num_silent: int = 0) -> None:
+    """Returns once a head has begun on one connection, and so many others have sent nothing."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            connections = running.server._http.server_state.connections
+            heads = [each._head_bytes if each._reading_head else 0 for each in connections]
+            if (len(heads) - heads.count(0), heads.count(0)) == (1, num_silent):
+                return
+            await asyncio.sleep(0.01)
 
 
 async def counted(running: Running, status: int, code: str) -> None:
@@ -99,21 +112,25 @@ async def test_trailers_count_as_headers(start: Any):
 
 
 async def test_headers_that_come_too_slowly_are_refused(start: Any):
-    running = await start(header_timeout_s=0.2)
+    running = await start(header_timeout_s=LIMIT_S)
     async with connection(running) as (reader, writer), connection(running) as (silent, _):
         writer.write(b"GET /health HTTP/1.1\r\n")
+        await begun(running, num_silent=1)
+        leap(LIMIT_S)
         assert (await reply_of(reader))[1]["code"] == "header_timeout"
         assert await reply_of(silent) == (0, {})
     await counted(running, 408, "header_timeout")
 
 
 async def test_the_next_requests_headers_have_the_same_limits(start: Any):
-    running = await start(header_timeout_s=0.2)
+    running = await start(header_timeout_s=LIMIT_S, idle_timeout_s=PATIENCE_S)
     async with connection(running) as (reader, writer):
         writer.write(ANSWERED)
         async with asyncio.timeout(PATIENCE_S):
             await reader.readuntil(b'{"status":"ok"}')
         writer.write(b"GET /he")
+        await begun(running)
+        leap(LIMIT_S)
         assert (await reply_of(reader))[0] == 408
 
 
@@ -322,12 +339,15 @@ def test_a_client_that_reads_slowly_keeps_its_connection_until_it_stops():
 
 
 async def test_a_head_that_begins_in_time_is_not_cut_off_by_the_idle_limit(start: Any):
-    running = await start(idle_timeout_s=0.2)
+    running = await start(idle_timeout_s=LIMIT_S, header_timeout_s=PATIENCE_S)
     async with connection(running) as (reader, writer), asyncio.timeout(PATIENCE_S):
         writer.write(b"POST /health HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\n")
         assert b"405" in await reader.readline()  # its body is wanted by nobody
         writer.write(b"body" + ANSWERED[:10])
-        await asyncio.sleep(0.4)
+        (served,) = running.server._http.server_state.connections
+        while not served._reading_head or served._timer is served._idle_timer:
+            await asyncio.sleep(0.01)
+        leap(LIMIT_S)
         writer.write(ANSWERED[10:])
         while b"200 OK" not in (line := await reader.readline()):
             assert line, "the connection was closed"
