@@ -1,9 +1,9 @@
 """The profile of a busy engine's steps: its clock, its records, and a trial of it on the CPU."""
 
 import gc
-import time
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,12 +14,18 @@ from headrace.forward.sequence_input import SequenceInput
 from headrace.step_costs import StepCosts, StepShape
 
 
-def test_a_phase_does_not_count_what_runs_inside_it() -> None:
+def test_a_phase_does_not_count_what_runs_inside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+
+    def work(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
+    monkeypatch.setattr("benchmarks.engine.step_probe.time", SimpleNamespace(perf_counter=lambda: now_s))
     clock = PhaseClock()
-    inner = clock.timed("inner", lambda: time.sleep(0.02))
-    clock.timed("outer", lambda: (inner(), inner()))()
-    spent = clock.take()
-    assert spent["inner"] >= 0.04 > spent["outer"]
+    inner = clock.timed("inner", lambda: work(2.0))
+    clock.timed("outer", lambda: (inner(), work(0.5), inner()))()
+    assert clock.take() == {"inner": 4.0, "outer": 0.5}
     assert clock.take() == {}
 
 

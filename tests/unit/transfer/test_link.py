@@ -5,6 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
+from tests.support.patience import PATIENCE_S
 from tests.support.transfer.inprocess import InProcessNetwork, InProcessTransport
 from transfer.link import LONG_MESSAGES, ROUND_TRIPS, LinkSink, link_warning, measure_link
 from transfer.protocol.errors import PeerUnreachable, TransferTimeout
@@ -12,7 +13,7 @@ from transfer.protocol.errors import PeerUnreachable, TransferTimeout
 BYTES = 1 << 20
 
 
-def soon(seconds=5):
+def soon(seconds=PATIENCE_S):
     return asyncio.get_running_loop().time() + seconds
 
 
