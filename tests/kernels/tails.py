@@ -164,7 +164,7 @@ class TailTests:
         assert player.num_written == 6
 
     @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-    @pytest.mark.parametrize("rows_each", [2, 3, 4])
+    @pytest.mark.parametrize("rows_each", [2, 3])  # as many as a power of two, and padded to the next one
     def test_drafts_leave_nothing_where_they_are_rejected(self, case: TailCase, implementation: str, rows_each: int):
         player = Player(case, implementation, torch.float32, torch.float32, three())
         for accepted in ([1, 2, 1], [2, 1, 2], [1, 1, 2], [rows_each, 1, 1], [1, rows_each, 2], [1, 1, 1]):
