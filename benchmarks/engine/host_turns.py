@@ -172,8 +172,10 @@ class Engine:
         assert self._process.stdout is not None
         limit = Timer(ROUND_TIMEOUT_S, self._process.kill)
         limit.start()
-        line = self._process.stdout.readline()
-        limit.cancel()
+        try:
+            line = self._process.stdout.readline()
+        finally:
+            limit.cancel()
         if not line:
             raise RuntimeError(f"an engine's process has failed, see above, or not answered for {ROUND_TIMEOUT_S:g} s")
         return line
