@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.shapes import SHAPES
+from headrace.cache.checkpoints import ChunkSpan
+from headrace.cache.tails import Tail, tail_interval
 from headrace.engine.decode_inputs import DecodeInputs
 from headrace.engine.graphs import CudaCapture
 from headrace.engine.prefill_inputs import PrefillInputs
@@ -21,7 +23,8 @@ from headrace.models.weights import random_model
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 
-CONTEXT, BLOCK_SIZE, BLOCKS_EACH, NUM_STEPS, VOCAB = 500, 16, 40, 3, 50_000
+CONTEXT, BLOCK_SIZE, BLOCKS_EACH, NUM_STEPS, VOCAB = 510, 16, 40, 3, 50_000
+INTERVAL = tail_interval(BLOCK_SIZE)
 LAYERS = {"granite-h-micro": slice(3, 8), "qwen35-4b": slice(0, 5)}  # attention among states
 
 
@@ -30,12 +33,17 @@ def blocks_of(sequence: int) -> range:
 
 
 def steps_at(n: int, batch: int) -> list[SequenceInput]:
-    """Sequences go on in the slots they have, in no order; the second one has just begun."""
+    """Sequences go on in the slots and rows of tails they have, in no order; the second one has just begun.
+
+    The second step writes the others' states, since their blocks end with it.
+    """
     steps = []
     for i in range(batch):
         start, slot = n if i == 1 else CONTEXT + n, (7 * i + 3) % batch
+        base = start - start % INTERVAL
+        tail = Tail(slot, base).step(ChunkSpan(start, start + 1), INTERVAL)
         token = (1_009 * i + 31 * n) % VOCAB
-        steps.append(SequenceInput((token,), start, blocks_of(i), slot if start else None, slot))
+        steps.append(SequenceInput((token,), start, blocks_of(i), slot if base else None, slot, tail=tail))
     return steps
 
 
@@ -55,16 +63,22 @@ class Node:
     def __init__(self, model: HybridModel, state_dtype: str, batch: int, num_rows: int):
         self.model, self.num_rows = model, num_rows
         self.memory = CacheMemory(model.cache_layout(BLOCK_SIZE, state_dtype), BLOCKS_EACH * batch, batch, "cuda")
+        self.memory.tails = model.new_tails(self.memory.num_tail_rows, self.memory.tail_places)
         generator = torch.Generator("cuda").manual_seed(0)
-        for pool in self.pools():
+        for pool in self.memory.pools:
             pool.normal_(generator=generator)
+        for ring in self.rings():
+            ring.zero_()
         self.inputs: DecodeInputs | PrefillInputs
 
     def forward(self) -> Tensor:
         return self.model.forward(self.inputs.batch(self.num_rows), self.memory)
 
+    def rings(self) -> list[Tensor]:
+        return [part for tail in self.memory.tails for part in tail.parts]
+
     def pools(self) -> list[Tensor]:
-        return self.memory.pools
+        return [*self.memory.pools, *self.rings()]
 
     def contents(self) -> list[Tensor]:
         return [pool.clone() for pool in self.pools()]
