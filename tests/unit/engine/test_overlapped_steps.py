@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.shapes import SHAPES
 from headrace.cache.checkpoints import ChunkSpan
-from headrace.cache.tails import Tail, tail_interval
+from headrace.cache.tails import Tail, TailStep, tail_interval
 from headrace.engine.decode_inputs import DecodeInputs
 from headrace.engine.graphs import CudaCapture
 from headrace.engine.prefill_inputs import PrefillInputs
@@ -35,15 +35,15 @@ def blocks_of(sequence: int) -> range:
 def steps_at(n: int, batch: int) -> list[SequenceInput]:
     """Sequences go on in the slots and rows of tails they have, in no order; the second one has just begun.
 
-    The second step writes the others' states, since their blocks end with it.
+    Its first step writes its state, the base of its others; the second step writes theirs: their blocks end with it.
     """
     steps = []
     for i in range(batch):
         start, slot = n if i == 1 else CONTEXT + n, (7 * i + 3) % batch
-        base = start - start % INTERVAL
-        tail = Tail(slot, base).step(ChunkSpan(start, start + 1), INTERVAL)
+        base = 1 if i == 1 else start - start % INTERVAL
+        tail = Tail(slot, base).step(ChunkSpan(start, start + 1), INTERVAL) if start else TailStep(slot, 0, 1)
         token = (1_009 * i + 31 * n) % VOCAB
-        steps.append(SequenceInput((token,), start, blocks_of(i), slot if base else None, slot, tail=tail))
+        steps.append(SequenceInput((token,), start, blocks_of(i), slot if start else None, slot, tail=tail))
     return steps
 
 
