@@ -1,19 +1,20 @@
 """Agents' chats on two GPUs: two undivided ones, one of each role, and the same two with elastic roles, in one run.
 
     python3 -m benchmarks gpu-arrangements [--load "48 chats"] [--gap-ms 10] [--devices cuda:0 cuda:1] [--out DIR]
+    python3 -m benchmarks gpu-arrangements --load "48 chats:10" --load decode-heavy:0 --load "short turns:0:240"
     python3 -m benchmarks gpu-arrangements --shape qwen35-4b --drafts 0 --drafts 3 --one-by-one --state-share 0.25
     python -m benchmarks gpu-arrangements --devices cpu cpu --model tiny_models/headrace-tiny-qwen3.5 --scale 16 # trial
 
 Does dividing the work pay at a bound on the gap between tokens? All clusters stand at the same time and take turns, or
 each starts in its turn (`--one-by-one`) and has the devices' memory to itself; each request names the gap as its
 objective. `undivided` is two clusters of one node that does all, each with half of the chats. Nodes of the role prefill
-have chunks of their own: only prompts wait for their steps. Beside each measured row stands the same arrangement in the
+have chunks of their own: only prompts wait for their steps. After the measured rows come the same arrangements in the
 simulator, with the step costs and links that these nodes have measured about themselves.
 
 With `--drafts 3` all nodes have `speculation: {drafter: mtp, max_drafts: 3, count: auto}`, so the shape needs an MTP
 layer (qwen35-4b). Which drafts are right is pinned (benchmarks/pinned_drafts.py): 3.39 tokens a step where all 3 are
 checked, 2.73 where 2 are; the column counts what came of it, with the steps that have no drafts. The simulator knows no
-drafts: those rows have none beside them.
+drafts: those rows are not simulated.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
@@ -114,61 +115,62 @@ class Sampled:
         return tokens / (tokens - (self.accepted - before.accepted))
 
 
-@dataclass
-class Comparison:
-    """One load at one gap: `measure` its contenders in turn, of each number of drafts the undivided pair first."""
+@dataclass(frozen=True)
+class Work:
+    """Chats with a name, and the gap between tokens that each request asks for; None: any."""
 
     load: str
     chats: ChatShape
     token_gap_s: float | None
+
+
+@dataclass
+class Comparison:
+    """One work: `measure` its contenders in turn, of each number of drafts the undivided pair first."""
+
+    work: Work
     seed: int
-    chunks: Chunks
     deadline_s: float
     pool: Executor
     rates: dict[Contender, float] = field(default_factory=dict)
-    simulated_rates: list[float] = field(default_factory=list)
+    reported: dict[Contender, Measured] = field(default_factory=dict)
 
-    def measure(self, contender: Contender, clusters: Sequence[Processes]) -> tuple[Row, Row | None, Measured]:
-        """The arrangement as it is and, without drafts, as it is simulated, and what its nodes report."""
+    def measure(self, contender: Contender, clusters: Sequence[Processes]) -> Row:
+        """The arrangement as it is; what its nodes report is noted, too."""
         before = Sampled.of(clusters)
-        urls = [each.url for each in clusters]
-        figures = run_chats(self.pool, urls, self.chats, self.token_gap_s, self.seed, self.deadline_s).figures()
+        urls, work = [each.url for each in clusters], self.work
+        figures = run_chats(self.pool, urls, work.chats, work.token_gap_s, self.seed, self.deadline_s).figures()
         tokens_a_step = Sampled.of(clusters).tokens_a_step(before)
-        reported = Measured.of(clusters[0].cluster())
+        self.reported[contender] = Measured.of(clusters[0].cluster())
         self.rates[contender] = figures.requests_per_s
         undivided = next(rate for each, rate in self.rates.items() if each.num_drafts == contender.num_drafts)
         without = self.rates.get(replace(contender, num_drafts=0)) if contender.num_drafts else None
         ways = ", ".join(f"{way} {count}" for way, count in figures.paths.items())
-        real = Row(
-            self.load, self.token_gap_s, contender.name, figures.requests_per_s, undivided, without, tokens_a_step,
+        return Row(
+            work.load, work.token_gap_s, contender.name, figures.requests_per_s, undivided, without, tokens_a_step,
             figures.cached_share, figures.first_turns_s, figures.later_turns_s, figures.gaps_s, ways,
         )  # fmt: skip
-        return real, None if contender.num_drafts else self._twin(contender.kind, reported), reported
 
-    def _twin(self, name: str, reported: Measured) -> Row:
-        base = self.simulated_rates[0] if self.simulated_rates else None
-        row = simulated_row(self.load, name, self.chats, reported, self.chunks, self.token_gap_s, base)
-        self.simulated_rates.append(row.requests_per_s)
-        return row
+    def simulated(self, chunks: Chunks) -> Iterator[Row]:
+        """The measured arrangements without drafts, by what their nodes reported."""
+        undivided: float | None = None
+        for contender, reported in self.reported.items():
+            if not contender.num_drafts:
+                row = simulated_row(self.work, contender.kind, reported, chunks, undivided)
+                undivided = row.undivided
+                yield row
 
 
 def simulated_row(
-    load: str,
-    name: str,
-    chats: ChatShape,
-    measured: Measured,
-    chunks: Chunks,
-    token_gap_s: float | None,
-    undivided: float | None,
-    host: HostCosts = MEASURED_HOST,
+    work: Work, name: str, measured: Measured, chunks: Chunks, undivided: float | None, host: HostCosts = MEASURED_HOST
 ) -> Row:
     """An arrangement in the simulator. `undivided`: the rate of the undivided pair; None: this one is it."""
     kind = KINDS[name]
-    twin = simulated(kind, chats, measured, chunks, token_gap_s, host)
+    twin = simulated(kind, work.chats, measured, chunks, work.token_gap_s, host)
     rate = twin.requests_per_s * len(kind.roles)
     first, later, gaps = twin.first_turns, twin.later_turns, twin.gaps
     return Row(
-        load, token_gap_s, f"{name}, simulated", rate, undivided or rate, None, None,
+        work.load, work.token_gap_s, f"{name}, simulated", rate, undivided or rate, None, None,
         twin.cached_share, (first.p50, first.p95), (later.p50, later.p95), (gaps.p50, gaps.p95, gaps.p99),
     )  # fmt: skip
 
@@ -203,8 +205,21 @@ def sized(shape: ChatShape, scale: int, total: int | None) -> ChatShape:
     return shape if total is None else replace(shape, total=total)
 
 
+def works(load: str, gaps_ms: Sequence[float], total: int | None, scale: int = 1) -> list[Work]:
+    """The works that NAME[:GAP[:CHATS]] asks for; `gaps_ms` and `total` count where it names none of its own."""
+    name, *own = load.split(":")
+    if name not in LOADS or len(own) > 2:
+        raise typer.BadParameter(f"{load!r} is not NAME[:GAP_MS[:CHATS]] of one of {', '.join(LOADS)}")
+    try:
+        gaps_ms = [float(own[0])] if own else gaps_ms
+        total = int(own[1]) if len(own) == 2 else total
+    except ValueError:
+        raise typer.BadParameter(f"{load!r}: a gap is in ms, as 10, and chats are counted, as 300") from None
+    return [Work(name, sized(LOADS[name], scale, total), gap / 1000 or None) for gap in gaps_ms]
+
+
 def main(
-    load: Annotated[list[str], typer.Option(help=f"of {', '.join(LOADS)}")] = ["48 chats"],  # noqa: B006
+    load: Annotated[list[str], typer.Option(help=f"NAME[:GAP_MS[:CHATS]] of {', '.join(LOADS)}")] = ["48 chats"],  # noqa: B006
     gap_ms: Annotated[list[float], typer.Option(help="the objective between two tokens; 0: none")] = [10.0],  # noqa: B006
     kind: Annotated[list[str], typer.Option(help=f"of {', '.join(KINDS)}")] = [*KINDS],  # noqa: B006
     drafts: Annotated[list[int], typer.Option(help="of a sequence in a step at most; 0: none")] = [0],  # noqa: B006
@@ -224,6 +239,7 @@ def main(
     """Agents' chats on two GPUs: undivided, one of each role, elastic."""
     end_on_sigterm()
     deadline_s = time.perf_counter() + deadline
+    asked = [work for each in load for work in works(each, gap_ms, chats, scale)]
     chunks, caches = Chunks(prefill_chunk_tokens, chunk_tokens), Caches(cache_gib, state_share)
     contenders = {
         each: clusters_of(each, devices, caches, chunks)
@@ -234,10 +250,7 @@ def main(
     with tempfile.TemporaryDirectory() as scratch, agents as pool:
         folder = out or Path(scratch) / "run"
         model = model or write_shape(SHAPES[shape], Path(scratch) / shape)
-        comparisons = [
-            Comparison(name, sized(LOADS[name], scale, chats), gap / 1000 or None, seed, chunks, deadline_s, pool)
-            for seed, (name, gap) in enumerate(product(load, gap_ms))
-        ]
+        comparisons = [Comparison(work, seed, deadline_s, pool) for seed, work in enumerate(asked)]
         print(HEADER, flush=True)
         for standing in rounds:
             with ExitStack() as stack:
@@ -245,7 +258,9 @@ def main(
                 for cluster in chain.from_iterable(running.values()):
                     cluster.wait_ready(min(deadline_s, cluster.started_s + START_TIMEOUT_S))
                 for comparison, (contender, clusters) in product(comparisons, running.items()):
-                    real, beside, reported = comparison.measure(contender, clusters)
-                    print(real, *([] if beside is None else [beside]), sep="\n", flush=True)
+                    row = comparison.measure(contender, clusters)
+                    print(row, flush=True)
                     with (folder / "rows.jsonl").open("a") as lines:
-                        lines.write(json.dumps([asdict(real), beside and asdict(beside), asdict(reported)]) + "\n")
+                        lines.write(json.dumps([asdict(row), asdict(comparison.reported[contender])]) + "\n")
+        for row in chain.from_iterable(comparison.simulated(chunks) for comparison in comparisons):
+            print(row, flush=True)

@@ -10,12 +10,11 @@ those of hosts and router in `MEASURED_HOST`; `--no-hosts` leaves these out.
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
 from typing import Annotated
 
 import typer
 
-from benchmarks.cluster.arrangements import HEADER, LOADS, simulated_row
+from benchmarks.cluster.arrangements import HEADER, LOADS, simulated_row, works
 from benchmarks.cluster.kinds import KINDS, Chunks
 from benchmarks.cluster.twin import Measured
 from benchmarks.router.host import MEASURED_HOST as HOST
@@ -30,7 +29,7 @@ LINK = LinkCosts(latency_s=0.5e-3, bytes_per_s=28e9)
 
 
 def main(
-    load: Annotated[list[str], typer.Option(help=f"of {', '.join(LOADS)}")] = ["48 chats"],  # noqa: B006
+    load: Annotated[list[str], typer.Option(help=f"NAME[:GAP_MS[:CHATS]] of {', '.join(LOADS)}")] = ["48 chats"],  # noqa: B006
     gap_ms: Annotated[list[float], typer.Option(help="the objective between two tokens; 0: none")] = [10.0],  # noqa: B006
     kind: Annotated[list[str], typer.Option(help=f"of {', '.join(KINDS)}")] = [*KINDS],  # noqa: B006
     chats: Annotated[int | None, typer.Option(help="in all, instead of the load's own number")] = None,
@@ -76,12 +75,9 @@ def main(
     measured = Measured(costs, prefill_costs, LINK, NODE_BLOCKS, NODE_STATES)
     chunks = Chunks(prefill_chunk_tokens, chunk_tokens)
     print(HEADER, flush=True)
-    for name, gap in product(load, gap_ms):
-        shape = LOADS[name] if chats is None else replace(LOADS[name], total=chats)
+    for work in [work for each in load for work in works(each, gap_ms, chats)]:
         undivided: float | None = None
-        for each in kind:
-            row = simulated_row(
-                name, each, shape, measured, chunks, gap / 1000 or None, undivided, turn if hosts else NO_HOST
-            )
-            undivided = undivided or row.requests_per_s
+        for name in kind:
+            row = simulated_row(work, name, measured, chunks, undivided, turn if hosts else NO_HOST)
+            undivided = row.undivided
             print(row, flush=True)

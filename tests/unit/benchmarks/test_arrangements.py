@@ -1,8 +1,9 @@
 """Arrangements of two devices, with drafts and without."""
 
 import pytest
+import typer
 
-from benchmarks.cluster.arrangements import LOADS, Row, Sampled, sized
+from benchmarks.cluster.arrangements import LOADS, Row, Sampled, Work, sized, works
 from benchmarks.cluster.kinds import KINDS, Caches, Chunks, Contender, clusters_of
 
 DEVICES = ("cuda:0", "cuda:1")
@@ -31,3 +32,16 @@ def test_each_step_of_a_sequence_gives_a_token_and_its_accepted_drafts() -> None
 def test_a_number_of_chats_replaces_that_of_the_load() -> None:
     assert sized(LOADS["48 chats"], 1, 168).total == 168
     assert sized(LOADS["48 chats"], 16, None).total == 15
+
+
+def test_a_load_may_have_a_gap_and_a_number_of_chats_of_its_own() -> None:
+    chats = LOADS["short turns"]
+    assert works("short turns", [10.0, 0.0], None) == [Work("short turns", chats, gap) for gap in (0.01, None)]
+    assert works("short turns:0", [10.0], 300) == [Work("short turns", sized(chats, 1, 300), None)]
+    assert works("short turns:12:240", [10.0], 300) == [Work("short turns", sized(chats, 1, 240), 0.012)]
+
+
+@pytest.mark.parametrize("load", ["48", "48 chats:ten", "48 chats:10:many", "48 chats:10:300:1"])
+def test_a_load_that_does_not_exist_is_refused_by_name(load: str) -> None:
+    with pytest.raises(typer.BadParameter, match=load):
+        works(load, [10.0], None)
