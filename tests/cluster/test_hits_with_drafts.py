@@ -24,6 +24,8 @@ VOCABULARY = 4096
 OFF = SpeculationConfig()
 # What is fetched depends on measured times. In float32 all answers are equal.
 NO_FETCH = {"fetch_from_others": FetchConfig(enabled=False)}
+# A prefill node that a busy machine keeps from answering for some seconds gets no work, and the decode node computes.
+PATIENT = {"heartbeat_s": 4.0}
 ENGINE = replace(SMALL, dtype="float32", max_step_tokens=8192, cache_bytes=192 << 20, state_share=0.8)
 QUESTIONS = ("What is the code of June?", "And of Mia?", "Tell me a story about Mia.", "Who is June?", "Tell me more.")
 CODES = "The code of June is 471. The code of Mia is 208. " * 4
@@ -91,7 +93,8 @@ async def play(asked: Asked) -> None:
 async def played(speculation: SpeculationConfig, policy: str, local: LocalPrefillConfig, folder: Path) -> Asked:
     engine = replace(ENGINE, speculation=speculation, checkpoint_policy=policy)
     folder.mkdir()
-    with Cluster(MODEL, folder, engine=engine, prefill=NO_FETCH, decode={"local_prefill": local}) as cluster:
+    decode = {"local_prefill": local}
+    with Cluster(MODEL, folder, engine=engine, prefill=NO_FETCH, decode=decode, router=PATIENT) as cluster:
         async with httpx.AsyncClient(base_url=cluster.url, timeout=ASK_TIMEOUT_S) as http:
             asked = Asked(http)
             await play(asked)
@@ -103,20 +106,29 @@ async def played(speculation: SpeculationConfig, policy: str, local: LocalPrefil
     return asked
 
 
-@pytest.mark.parametrize("policy", ["align", "every", "branch"])
+SOME = (("mtp", "fixed"), ("ngram", "fixed"), ("suffix", "auto"))
+OTHERS = (("mtp", "auto"), ("suffix", "fixed"))
+RESUMING, REMOTE = LocalPrefillConfig(), ALWAYS_REMOTE
+
+
 @pytest.mark.parametrize(
-    "local", [LocalPrefillConfig(), ALWAYS_REMOTE], ids=["the decode node may resume", "always remote"]
+    ("policy", "local", "drafters"),
+    [
+        pytest.param("align", RESUMING, SOME, id="align, the decode node may resume"),
+        pytest.param("align", REMOTE, OTHERS, id="align, always remote"),
+        pytest.param("every", RESUMING, OTHERS, id="every, the decode node may resume"),
+        pytest.param("every", REMOTE, SOME, id="every, always remote"),
+        pytest.param("branch", RESUMING, (*SOME, *OTHERS), id="branch, the decode node may resume"),
+        pytest.param("branch", REMOTE, SOME[:1], id="branch, always remote"),
+    ],
 )
-async def test_hits_are_those_without_drafts(policy: str, local: LocalPrefillConfig, tmp_path: Path) -> None:
+async def test_hits_are_those_without_drafts(
+    policy: str, local: LocalPrefillConfig, drafters: Sequence[tuple[str, str]], tmp_path: Path
+) -> None:
+    """Each drafter meets each policy, and both ways of a prompt."""
     plain = await played(OFF, policy, local, tmp_path / "plain")
     assert plain.drafted == 0
-    for drafter, count in (
-        ("mtp", "fixed"),
-        ("mtp", "auto"),
-        ("ngram", "fixed"),
-        ("suffix", "fixed"),
-        ("suffix", "auto"),
-    ):
+    for drafter, count in drafters:
         asked = await played(SpeculationConfig(drafter, count), policy, local, tmp_path / "drafting")
         assert asked.found == plain.found
         if count == "fixed":
