@@ -79,7 +79,7 @@ class GdnOverTail:
         return run(*inputs, self.constants(), pool, tail, tails)
 
 
-SMALL = [GdnOverTail(2, 4, 16, 8), GdnOverTail(1, 1, 6, 40), GdnOverTail(3, 3, 12, 24, beta_scale=2.0)]
+SMALL = [GdnOverTail(2, 4, 16, 8), GdnOverTail(1, 1, 6, 40), GdnOverTail(3, 3, 12, 12, beta_scale=2.0)]
 
 
 @pytest.mark.parametrize("case", SMALL, ids=str)
