@@ -13,8 +13,6 @@ import ray.util
 from headrace.actor import ServerActor
 from headrace.wire.node_messages import NodeInfo
 from node.config import NodeConfig
-from node.server import node_server
-from node_runtime.process import START_ERRORS
 
 
 class NodeActor(ServerActor):
@@ -22,6 +20,10 @@ class NodeActor(ServerActor):
 
     async def __init__(self, config: NodeConfig, host: str | None, niceness: int) -> None:  # type: ignore[misc]
         """`host` None: the address of the host on which Ray runs the actor."""
+        # Here: the supervisor, which imports this class to describe it to Ray, needs neither torch nor UCX.
+        from node.server import node_server
+        from node_runtime.process import START_ERRORS
+
         device = assigned_device(config.engine.device, ray.get_gpu_ids(), os.environ)
         here = replace(
             config, host=host or ray.util.get_node_ip_address(), engine=replace(config.engine, device=device)

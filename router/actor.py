@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from headrace.actor import ServerActor
 from router.config import RouterConfig
-from router.server import START_ERRORS, RouterServer
 
 
 @dataclass(frozen=True)
@@ -23,6 +22,8 @@ class RouterActor(ServerActor):
     """Runs a router; see `ServerActor`."""
 
     async def __init__(self, name: str, config: RouterConfig, niceness: int) -> None:  # type: ignore[misc]
+        from router.server import START_ERRORS, RouterServer  # here: the supervisor needs no HTTP server
+
         await super().__init__(name, niceness, lambda: RouterServer(config), START_ERRORS)
 
     async def info(self) -> RouterInfo:

@@ -22,7 +22,6 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 
 from headrace.kernels.attention.decode import PagedContexts
 from headrace.kernels.attention.latent_paged import attend_latents_triton
@@ -149,6 +148,8 @@ def latent_prefill(
 
 def _expanded_attention(q_HTD: Tensor, context: Tensor, heads: LatentHeads, scale: float) -> Tensor:
     """[T, H, V] of the last T tokens of a context [n, R + S], by some heads at a time."""
+    from torch.nn.attention.bias import causal_lower_right  # here: it brings all of torch's compiler
+
     (H, T, D), n = q_HTD.shape, len(context)
     some = max(1, EXPANDED_VALUES // (n * D))
     visible = causal_lower_right(T, n)

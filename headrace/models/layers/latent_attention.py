@@ -4,6 +4,7 @@ Legend    T rows, H heads, N a key's own part, S its shared part, R the compress
 """
 
 from dataclasses import dataclass
+from importlib import import_module
 
 import torch
 from torch import Tensor
@@ -35,6 +36,7 @@ class LatentAttention:
         cls, weights: WeightSource, prefix: str, config: AttentionConfig, index: int, hidden: int, norm_eps: float
     ) -> "LatentAttention":
         """From q_proj, kv_a_proj_with_mqa, kv_a_layernorm, kv_b_proj and o_proj."""
+        import_module("torch.nn.attention.bias")  # 2.5 s, which its first prompt would wait for otherwise
         c, H = config.latent, config.num_heads
         assert c is not None
         q = weights.matrix(f"{prefix}.q_proj.weight", (H * (c.key_dim + c.shared_key_dim), hidden))

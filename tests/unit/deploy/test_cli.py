@@ -36,6 +36,19 @@ except SystemExit:
     assert done.stdout.splitlines()[-1] == "imported", done.stdout + done.stderr
 
 
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("deploy.supervisor", {"torch", "triton", "ucxx", "grpc", "tokenizers", "fastapi"}),
+        ("node.server", {"torch._dynamo", "sympy", "transformers", "fastapi", "ray"}),
+    ],
+)
+def test_a_process_waits_for_no_large_package_of_the_others(module: str, heavy: set[str]) -> None:
+    code = f"import sys, {module}; print(*(set(sys.modules) & {heavy}))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stdout + done.stderr
+
+
 def test_every_command_is_listed() -> None:
     help_text = headrace("--help").stdout
     names = ("up", "status", "role", "explain", "chat", "down", "demo", "node", "router")
