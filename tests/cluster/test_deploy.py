@@ -15,14 +15,24 @@ from headrace.host_process import own_niceness
 from headrace.wire.generated.headrace_pb2 import DescribeRequest
 from headrace.wire.generated.headrace_pb2_grpc import NodeStub
 from tests.support.cluster.certificates import Authority
-from tests.support.cluster.shell import END_S, MODEL, START_S, answer_of, incarnation, is_listening, nodes_of, until
+from tests.support.cluster.shell import (
+    END_S,
+    MODEL,
+    START_S,
+    Shell,
+    answer_of,
+    incarnation,
+    is_listening,
+    nodes_of,
+    until,
+)
 from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
 
-def test_a_cluster_file_with_certificates_starts_a_cluster_in_tls(shell):
-    """Its paths are taken from the file's folder, though no process works there."""
+def test_a_cluster_in_the_background_from_up_to_down(shell):
+    """Its file has certificates, whose paths are taken from the file's folder, though no process works there."""
     Authority.create(shell.folder).issue("member")
     file = shell.folder / "cluster.yaml"
     tls = "tls: {ca: ca.pem, cert: member.pem, key: %s}\n"
@@ -30,24 +40,20 @@ def test_a_cluster_file_with_certificates_starts_a_cluster_in_tls(shell):
     status, output = shell.run("up", "-c", file, "--detach")
     assert status == 1
     assert "tls.key" in output and "ca.key: not the private key of tls.cert" in output.replace("\n", " ")
+
     file.write_text(f"model: {MODEL}\nrouter: {{port: 0}}\n" + tls % "member.key")
     status, output = shell.run("up", "-c", file, "--detach")
     assert status == 0, output
     url = shell.record()["urls"][0]
     assert answer_of(url)
+    assert set(nodes_of(url)) == {"p0", "d0"}
     for node in nodes_of(url).values():
         with grpc.insecure_channel(node["address"]) as channel, pytest.raises(grpc.RpcError, match="Socket closed"):
             NodeStub(channel).Describe(DescribeRequest(), timeout=PATIENCE_S)
-    assert shell.run("down")[0] == 0
-
-
-def test_a_cluster_in_the_background_from_up_to_down(shell):
-    url = shell.up("--prefill", 2, "--decode", 1)
-    assert set(nodes_of(url)) == {"p0", "p1", "d0"}
 
     status, output = shell.run("status")
     assert status == 0
-    assert all(name in output for name in ("p0", "p1", "d0", url))
+    assert all(name in output for name in ("p0", "d0", url))
 
     status, output = shell.run("up", "--model", MODEL, "--port", 0)
     assert status == 1
@@ -66,8 +72,10 @@ def test_a_cluster_in_the_background_from_up_to_down(shell):
     assert shell.run("status")[0] == 1
 
 
-def test_undivided_nodes_and_a_role_that_changes_while_they_run(shell):
-    url = shell.up("--both", 2)
+def test_undivided_nodes_in_the_foreground_change_roles_and_stop_at_ctrl_c(shell):
+    process = shell.start("up", "--model", MODEL, "--port", 0, "--both", 2)
+    until(lambda: list(shell.state.glob("*.json")) and shell.record()["urls"], START_S, "the cluster is ready")
+    url = shell.record()["urls"][0]
     assert {name: node["role"] for name, node in nodes_of(url).items()} == {"n0": "both", "n1": "both"}
     assert answer_of(url)
     status, output = shell.run("role", "n1", "prefill")
@@ -78,43 +86,13 @@ def test_undivided_nodes_and_a_role_that_changes_while_they_run(shell):
     status, output = shell.run("role", "n7", "both")
     assert status == 1 and "no node 'n7' is registered" in " ".join(output.split())
     assert answer_of(url)
-    assert shell.run("down", timeout_s=END_S)[0] == 0
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=END_S)
+    assert process.returncode == 0, output
+    assert not shell.processes()
 
 
-def test_a_cluster_in_a_ray_that_runs_already_leaves_it_running(shell):
-    (port,) = free_ports("127.0.0.1")
-    options = ["--head", "--block", "--port", port, "--num-cpus", 4, "--resources", '{"decode_host": 1}']
-    options += ["--include-dashboard", "false", "--disable-usage-stats", "--temp-dir", shell.ray_folder]
-    token = shell.folder / "token"
-    token.write_text("of this test")
-    shell.env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
-    host = shell.start("start", *options, module="ray.scripts.scripts")
-    try:
-        file = shell.folder / "cluster.yaml"
-        file.write_text(
-            f"name: joined\nmodel: {MODEL}\nrouter: {{port: 0}}\nprefill: {{count: 2}}\n"
-            "decode: {placement: {resources: {decode_host: 0.5}, strategy: spread}}\n"
-        )
-        address = f"127.0.0.1:{port}"
-        until(lambda: is_listening(port), START_S, "Ray listens")
-        status, output = shell.run("up", "-c", file, "--address", address, "--detach")
-        assert status == 0, output
-        url = shell.record("joined")["urls"][0]
-        assert set(nodes_of(url)) == {"p0", "p1", "d0"}
-        answer_of(url)
-        # This Ray starts its workers at niceness 15.
-        assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in shell.actors()} == {own_niceness()}
-        assert shell.run("down", "joined", timeout_s=END_S)[0] == 0
-        until(lambda: not any("ray::Prefill" in name for name in shell.processes().values()), END_S, "no node is left")
-        assert host.poll() is None
-    finally:
-        host.terminate()
-        host.communicate(timeout=END_S)
-        shutil.rmtree(shell.ray_folder, ignore_errors=True)
-    until(lambda: not shell.processes(), END_S, "Ray is gone")
-
-
-def test_killed_nodes_and_a_killed_router_come_back(shell):
+def test_killed_actors_come_back_and_a_killed_supervisor_takes_everything_with_it(shell):
     url = shell.up()
     first_answer = answer_of(url)
     before = nodes_of(url)
@@ -128,35 +106,32 @@ def test_killed_nodes_and_a_killed_router_come_back(shell):
     until(lambda: not is_alive(router_pid), 5, "the router is dead")
     until(lambda: set(nodes_of(url)) == {"p0", "d0"}, START_S, "the router is back at its address, with its nodes")
     assert answer_of(url) == first_answer
-    assert shell.run("down", timeout_s=END_S)[0] == 0
 
-
-def test_a_killed_supervisor_takes_everything_with_it(shell):
-    shell.up()
     os.kill(shell.record()["pid"], signal.SIGKILL)
     until(lambda: not shell.processes(), END_S, "nothing is left")
     assert shell.run("status")[0] == 1
     assert shell.run("down")[0] == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-@pytest.mark.parametrize("moment", ["gcs_server", "raylet", "ray::RouterActor", "ray::NodeActor"])
-def test_a_stop_while_starting_leaves_nothing(shell, number, moment):
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    [
+        ("gcs_server", signal.SIGINT),  # which Ray's start leaves alone
+        ("gcs_server", signal.SIGTERM),  # which Ray's start takes over, sooner or later
+        ("raylet", signal.SIGINT),
+        ("raylet", signal.SIGTERM),
+        ("ray::RouterActor", signal.SIGTERM),  # taken back: from here on both are one
+        ("ray::NodeActor", signal.SIGINT),
+    ],
+    ids=str,
+)
+def test_a_stop_while_starting_leaves_nothing(shell, moment, number):
     process = shell.start("up", "-c", shell.never_ready())
     until(lambda: any(moment in command for command in shell.processes().values()), START_S, f"{moment} has started")
     process.send_signal(number)
     output, _ = process.communicate(timeout=END_S)
     assert process.returncode == 1
     assert "stopped by a signal" in output
-    assert not shell.processes()
-
-
-def test_ctrl_c_stops_a_cluster_in_the_foreground(shell):
-    process = shell.start("up", "--model", MODEL, "--port", 0)
-    until(lambda: list(shell.state.glob("*.json")) and shell.record()["urls"], START_S, "the cluster is ready")
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=END_S)
-    assert process.returncode == 0, output
     assert not shell.processes()
 
 
@@ -174,21 +149,71 @@ def test_a_node_that_cannot_start_ends_everything_and_says_why(shell, tmp_path):
     assert not list(shell.state.glob("*.json"))
 
 
-def test_nodes_that_find_no_room_are_noted_and_end_the_start_at_its_deadline(shell):
-    status, output = shell.run("up", "-c", shell.never_ready(start_timeout_s=40))
+@pytest.fixture(scope="module")
+def running_ray(tmp_path_factory):
+    """A Ray that runs already, with an address; it outlives the clusters in it."""
+    ray = Shell(tmp_path_factory.mktemp("ray"))
+    (port,) = free_ports("127.0.0.1")
+    ray.address = f"127.0.0.1:{port}"
+    options = ["--head", "--block", "--port", port, "--num-cpus", 2, "--resources", '{"decode_host": 1}']
+    options += ["--include-dashboard", "false", "--disable-usage-stats", "--temp-dir", ray.ray_folder]
+    token = ray.folder / "token"
+    token.write_text("of this test")
+    ray.env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+    host = ray.start("start", *options, module="ray.scripts.scripts")
+    try:
+        until(lambda: is_listening(port), START_S, "Ray listens")
+        yield ray
+        assert host.poll() is None
+    finally:
+        host.terminate()
+        host.communicate(timeout=END_S)
+        shutil.rmtree(ray.ray_folder, ignore_errors=True)
+        try:
+            until(lambda: not ray.processes(), END_S, "Ray is gone")
+        finally:
+            ray.kill_everything()
+
+
+@pytest.fixture
+def guest(shell, running_ray):
+    """A shell whose commands may join the running Ray; none of its actors is left afterwards."""
+    shell.env |= {name: running_ray.env[name] for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")}
+    yield shell
+    until(lambda: not running_ray.actors(), END_S, "no actor is left")
+
+
+def test_nodes_that_no_host_can_hold_end_the_start_at_once(guest, running_ray):
+    status, output = guest.run("up", "-c", guest.never_ready(join_timeout_s=0), "--address", running_ray.address)
+    assert status == 1
+    assert "d0 asks for 0.25 CPU, 1 no_such_host: no host has that" in output
+    assert "RouterActor" not in output  # nothing was started
+    assert not guest.processes()
+
+
+def test_nodes_that_find_no_room_are_noted_and_end_the_start_at_its_deadline(guest, running_ray):
+    status, output = guest.run("up", "-c", guest.never_ready(start_timeout_s=25), "--address", running_ray.address)
     assert status == 1
     assert "WARNING deploy.cluster: waiting for resources: d0 asks for" in output
     assert "d0 asks for 0.25 CPU, 1 no_such_host" in output
     assert re.search(r"Ray has, on 1 host: \d+ CPU \([\d.]+ free\)", output)
-    assert not shell.processes()
+    assert not guest.processes()
 
 
-def test_nodes_that_no_host_can_hold_end_the_start_at_once(shell):
-    status, output = shell.run("up", "-c", shell.never_ready(join_timeout_s=0))
-    assert status == 1
-    assert "d0 asks for 0.25 CPU, 1 no_such_host: no host has that" in output
-    assert "RouterActor" not in output  # nothing was started
-    assert not shell.processes()
+def test_a_cluster_in_a_ray_that_runs_already_leaves_it_running(guest, running_ray):
+    file = guest.folder / "cluster.yaml"
+    file.write_text(
+        f"name: joined\nmodel: {MODEL}\nrouter: {{port: 0}}\n"
+        "decode: {placement: {resources: {decode_host: 0.5}, strategy: spread}}\n"
+    )
+    status, output = guest.run("up", "-c", file, "--address", running_ray.address, "--detach")
+    assert status == 0, output
+    url = guest.record("joined")["urls"][0]
+    assert set(nodes_of(url)) == {"p0", "d0"}
+    assert answer_of(url)
+    # This Ray starts its workers at niceness 15.
+    assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in running_ray.actors()} == {own_niceness()}
+    assert guest.run("down", "joined", timeout_s=END_S)[0] == 0
 
 
 def test_the_demo_answers_and_leaves_nothing(shell):
