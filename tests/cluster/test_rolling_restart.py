@@ -18,9 +18,12 @@ from tests.support.patience import PATIENCE_S
 pytestmark = pytest.mark.slow
 
 
-async def test_every_node_restarts_in_turn_and_no_request_is_lost(shell):
-    url = shell.up("--prefill", 2, "--decode", 2)
+async def test_all_nodes_and_the_router_restart_in_turn_and_no_request_is_lost(shell):
+    file = shell.folder / "cluster.yaml"
+    file.write_text(f"model: {MODEL}\nrouter: {{shutdown_grace_s: {PATIENCE_S}}}\n")
+    url = shell.up("-c", file, "--prefill", 2, "--decode", 2)
     before = nodes_of(url)
+    assert set(before) == {"p0", "p1", "d0", "d1"}
     assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in shell.actors()} == {own_niceness()}
     load = await RecallLoad.against(url, MODEL)
     async with load.running(Habits(num_clients=2)):
@@ -30,26 +33,20 @@ async def test_every_node_restarts_in_turn_and_no_request_is_lost(shell):
             await asyncio.to_thread(until, partial(is_another, url, name, node), START_S, f"{name} is back")
         await load.answered(2)
     assert load.wrong == [] and not load.errors
-    log = shell.log()
-    assert "Fatal Python error" not in log and "SIGABRT" not in log
-    assert all(f"{name} stops: SIGTERM" in log for name in before)
-    status, output = shell.run("down", timeout_s=END_S)
-    assert status == 0, output
 
-
-async def test_a_router_ends_its_requests_and_comes_back_at_its_address(shell):
-    file = shell.folder / "cluster.yaml"
-    file.write_text(f"model: {MODEL}\nrouter: {{shutdown_grace_s: {PATIENCE_S}}}\n")
-    url = shell.up("-c", file)
     old = shell.listener(url)
     answer = asyncio.create_task(asyncio.to_thread(answer_of, url, 2000))
     await asyncio.to_thread(until, lambda: answer.done() or is_running(url), PATIENCE_S, "the request runs")
     os.kill(old, signal.SIGTERM)
     assert await answer
-    await asyncio.to_thread(until, lambda: set(nodes_of(url)) == {"p0", "d0"}, START_S, "the router knows all nodes")
+    await asyncio.to_thread(until, lambda: set(nodes_of(url)) == set(before), START_S, "the router knows all nodes")
     assert shell.listener(url) != old
-    assert "router stops: SIGTERM" in shell.log()
-    assert shell.run("down", timeout_s=END_S)[0] == 0
+
+    log = shell.log()
+    assert "Fatal Python error" not in log and "SIGABRT" not in log
+    assert all(f"{name} stops: SIGTERM" in log for name in (*before, "router"))
+    status, output = shell.run("down", timeout_s=END_S)
+    assert status == 0, output
 
 
 def is_running(url):
