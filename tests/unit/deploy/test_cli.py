@@ -3,11 +3,14 @@
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import yaml
 
+from deploy.cli import main
 from headrace.config import load
 from router.keys import ApiKey, KeyFile, hash_of
 from tests.support.patience import PATIENCE_S
@@ -17,10 +20,31 @@ MODEL = str(ROOT / "tiny_models" / "headrace-tiny-qwen3.5")
 HEAVY = ("torch", "ray", "pydantic", "grpc", "transformers", "tokenizers", "httpx", "yaml")
 
 
+class Ended(NamedTuple):
+    """Of a command."""
+
+    returncode: int | str
+    stdout: str
+    stderr: str
+
+
 def headrace(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "deploy", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S
     )
+
+
+@pytest.fixture
+def headrace_here(monkeypatch, capsys) -> Callable[..., Ended]:
+    """A command that ends before it starts anything, in this process: a new one takes 1.5 s to import it."""
+
+    def run(*arguments: str) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["headrace", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return Ended(ended.value.code or 0, *capsys.readouterr())
+
+    return run
 
 
 def test_help_waits_for_no_large_package() -> None:
@@ -65,20 +89,20 @@ def test_every_command_is_listed() -> None:
         (["router", "--model-path", "/none"], "router: command line: model_path /none: no config.json there"),
     ],
 )
-def test_wrong_settings_are_one_message_and_status_2(arguments: list[str], message: str) -> None:
-    done = headrace(*arguments)
+def test_wrong_settings_are_one_message_and_status_2(arguments: list[str], message: str, headrace_here) -> None:
+    done = headrace_here(*arguments)
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_key_is_shown_once_and_its_line_is_one_of_a_key_file() -> None:
-    done = headrace("key", "ann", "--tenant", "acme", "--tokens-per-minute", "500")
+def test_a_key_is_shown_once_and_its_line_is_one_of_a_key_file(headrace_here) -> None:
+    done = headrace_here("key", "ann", "--tenant", "acme", "--tokens-per-minute", "500")
     key, line = done.stderr.split()[0], yaml.safe_load(f"api_keys:\n{done.stdout}")
     keys = load(KeyFile, line, "keys.yaml").api_keys
     assert keys == {"ann": ApiKey(hash_of(key), tenant="acme", tokens_per_minute=500)}
     assert key not in done.stdout
-    wrong = headrace("key", "a b")
+    wrong = headrace_here("key", "a b")
     assert (wrong.returncode, wrong.stdout) == (2, "") and "api_keys 'a b': at most 64 letters" in wrong.stderr
 
 
@@ -94,10 +118,12 @@ def test_a_cluster_that_does_not_run_is_one_message_and_status_1(tmp_path: Path,
 @pytest.mark.parametrize(
     "arguments", [["status"], ["down"], ["chat"], ["up", "--model", MODEL, "-d"], ["up", "--model", MODEL], ["demo"]]
 )
-def test_a_state_folder_that_cannot_be_made_is_one_message_and_status_1(arguments, tmp_path: Path, monkeypatch) -> None:
+def test_a_state_folder_that_cannot_be_made_is_one_message_and_status_1(
+    arguments, tmp_path: Path, monkeypatch, headrace_here
+) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    done = headrace(*arguments)
+    done = (headrace if "demo" in arguments else headrace_here)(*arguments)  # the demo takes over signals first
     assert done.returncode == 1
     assert "Not a directory" in done.stderr and "XDG_STATE_HOME" in done.stderr
     assert len(done.stderr.splitlines()) <= 4, done.stderr  # one message, wrapped
