@@ -14,7 +14,7 @@ from tests.support.engine.driving import GREEDY, request, serve, small_engine, s
 from tiny_models.recall import held_out_questions, is_right
 
 MODELS = Path(__file__).parents[3] / "tiny_models"
-NUM_QUESTIONS = 40  # docs/cache-policy.md has the figures of 200
+NUM_QUESTIONS = 20  # docs/cache-policy.md has the figures of 200
 TURN_TOKENS = 48
 TOGETHER = 20
 

@@ -1,6 +1,6 @@
 """The cache may cost nobody a token: chats under every checkpoint policy, in pools that are far too small.
 
-300 requests go through a prefill and a decode engine, a dozen at a time; some prefill on the decode engine,
+150 requests go through a prefill and a decode engine, a dozen at a time; some prefill on the decode engine,
 some are aborted or stopped on the way. Both engines have a third of the blocks and slots that the requests at
 work would like to have, so that blocks and checkpoints are evicted and requests preempted all the time.
 """
@@ -20,7 +20,7 @@ from tests.support.engine.driving import assert_nothing_in_use, engine_of
 from tests.support.engine.mtp_checkpoints import add_mtp, train_mtp
 from tests.support.node.engine_pair import EnginePair, Exchange
 
-NUM_REQUESTS = 300
+NUM_REQUESTS = 150
 BLOCK_SIZE = 4  # small, so that answers outgrow what they claim at first
 NUM_OPEN = 12  # conversations at a time
 STATES_EACH = 3  # its own, and the checkpoints of its prompt and of its answer

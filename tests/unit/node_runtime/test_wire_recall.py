@@ -13,7 +13,7 @@ from tests.support.node.linked_roles import Answer, linked
 from tiny_models.recall import held_out_questions, is_right
 
 MODELS = Path(__file__).parents[3] / "tiny_models"
-NUM_QUESTIONS = 64
+NUM_QUESTIONS = 24
 MOST_OTHERS = {"bfloat16": 0, "float16": 0, "int8": 1, "fp8": 1}
 """Answers right with one and wrong with the other: eight bits may turn one in which two tokens are as likely."""
 AT_ONCE = 8
