@@ -50,6 +50,26 @@ def _greedy(path: Path, prompt: tuple[int, ...], num_tokens: int) -> tuple[int, 
     return tuple(generated.sequences[0, len(prompt) :].tolist())
 
 
+def greedy_along(path: Path, prompt: Sequence[int], answer: Sequence[int]) -> list[int]:
+    """The token that transformers prefers after the prompt and each beginning of the answer: equal to the answer only
+    if `generate` would give that, but in one pass, a twentieth of its time. The first difference is the wrong token.
+
+    Where two tokens are closer than MIN_MARGIN, so that `greedy` raises, either of them is right.
+    """
+    return list(_greedy_along(path, tuple(prompt), tuple(answer)))
+
+
+@lru_cache(maxsize=1000)
+@torch.inference_mode()
+def _greedy_along(path: Path, prompt: tuple[int, ...], answer: tuple[int, ...]) -> tuple[int, ...]:
+    tokens = torch.tensor([[*prompt, *answer[:-1]]])
+    logits_TV = oracle(path)(tokens, use_cache=False, logits_to_keep=len(answer)).logits[0]
+    answered_T = torch.tensor(answer)
+    best_T, preferred_T = logits_TV.max(-1)
+    is_right_T = best_T - logits_TV.gather(-1, answered_T[:, None])[:, 0] < MIN_MARGIN
+    return tuple(torch.where(is_right_T, answered_T, preferred_T).tolist())
+
+
 def random_prompt(length: int, seed: int = 0, *, vocab_size: int = 512) -> list[int]:
     """Token ids without the special ones; another prompt for each length and seed."""
     generator = torch.Generator().manual_seed(1_000 * length + seed)
