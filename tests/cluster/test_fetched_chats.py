@@ -11,7 +11,7 @@ from node_runtime.config import FetchConfig
 from tests.support.cluster.asking import Answered, ask_all
 from tests.support.cluster.cluster import Cluster
 from tests.support.cluster.nodes import until_the_router_knows
-from tests.support.engine.oracle import clear_prompt, greedy
+from tests.support.engine.oracle import greedy_along, random_prompt
 from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.slow
@@ -23,14 +23,16 @@ OFF = replace(ON, enabled=False)
 
 async def chats(cluster: Cluster, model: Path, seeds: Sequence[int]) -> list[list[Answered]]:
     """The turns of several chats side by side; each answer is checked. Turn by turn."""
-    prompts = [clear_prompt(model, 100, ANSWER_TOKENS, seed) for seed in seeds]
+    prompts = [random_prompt(100, seed) for seed in seeds]
     turns: list[list[Answered]] = []
     for turn in range(TURNS):
         answers = await ask_all(cluster.url, prompts, at_once=len(prompts), num_tokens=ANSWER_TOKENS)
-        assert [a.tokens for a in answers] == [greedy(model, prompt, ANSWER_TOKENS) for prompt in prompts]
+        for prompt, answer in zip(prompts, answers, strict=True):
+            assert len(answer.tokens) == ANSWER_TOKENS
+            assert answer.tokens == greedy_along(model, prompt, answer.tokens)
         turns.append(answers)
         prompts = [
-            clear_prompt(model, NEW_TOKENS, ANSWER_TOKENS, seed=turn, after=[*prompt, *answer.tokens])
+            [*prompt, *answer.tokens, *random_prompt(NEW_TOKENS, seed=turn)]
             for prompt, answer in zip(prompts, answers, strict=True)
         ]
         await until_the_router_knows(cluster)
