@@ -1,20 +1,14 @@
-"""What a process of a test runs (see process.py): `python -m tests.support.cluster.child <base64 of a pickled config>`.
+"""The work of a process of a test (see process.py).
 
-Prints one JSON line when it serves, then runs until SIGTERM, or until it stops
-by itself. A config in full, not a command line, so that
-tests can set anything. Each kind imports what it needs itself: a router process holds no torch.
+Says one JSON line when it serves, then runs until SIGTERM, or until it stops by itself. A config in full, not a command
+line, so that tests can set anything.
 """
 
 import asyncio
-import base64
 import json
-import pickle
 import signal
-import sys
 from collections.abc import Callable
 from typing import Any
-
-from headrace.host_process import log_to_stderr
 
 
 def server_for(config: Any) -> Any:
@@ -65,8 +59,3 @@ async def main(config: Any, say: Callable[[str], None]) -> None:
     for wait in waits:
         wait.cancel()
     await server.stop()
-
-
-if __name__ == "__main__":
-    log_to_stderr()
-    asyncio.run(main(pickle.loads(base64.b64decode(sys.argv[1])), lambda line: print(line, flush=True)))

@@ -29,7 +29,7 @@ class Cluster:
     num_routers               the first is `router` at `url`, the next ones `router1` and so on, at `urls`
     prefill, decode, both     changes to the defaults of the nodes that start in each role
     router                    changes to the defaults of the routers
-    inside                    what is put before a process's command, by its name: `ip netns exec NAME`, say
+    namespaces                network namespaces of processes, by their names; this process's own for all others
     silence_s                 `control_silence_s` of all: by default no pause of a busy machine breaks a connection;
                               tests of what stops without a word say SHORT_SILENCE_S
     """
@@ -45,7 +45,7 @@ class Cluster:
     decode: dict[str, Any] = field(default_factory=dict)
     both: dict[str, Any] = field(default_factory=dict)
     router: dict[str, Any] = field(default_factory=dict)
-    inside: dict[str, Sequence[str]] = field(default_factory=dict)
+    namespaces: dict[str, str] = field(default_factory=dict)
     silence_s: float = PATIENCE_S
 
     def __enter__(self) -> Self:
@@ -92,7 +92,7 @@ class Cluster:
         return self.processes[name]
 
     def _start_process(self, name: str, config: object) -> Process:
-        return Process.start(name, config, self.folder, inside=self.inside.get(name, ()))
+        return Process.start(name, config, self.folder, namespace=self.namespaces.get(name))
 
     def config_of(self, name: str) -> NodeConfig:
         common: dict[str, Any] = {

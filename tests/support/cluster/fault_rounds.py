@@ -153,7 +153,7 @@ async def on_two_hosts(model: Path, folder: Path) -> AsyncIterator[FaultCluster]
             folder,
             **{**SMALL_CLUSTER, "decode": {}},
             cut=cut,
-            inside={name: host.enter for name, host in hosts.items()},
+            namespaces={name: host.name for name, host in hosts.items()},
             router={"host": left.address, "control_host": left.address},
             each={
                 name: {"host": host.address, "ucx": UcxConfig(transports="tcp", net_devices=host.device)}

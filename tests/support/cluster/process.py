@@ -4,30 +4,24 @@
     with_logs.ready["address"]
 
 A process that has imported all that a node needs is forked for each (Python's `forkserver`), so that hundreds of
-processes do not cost hundreds of imports of torch. One that must start inside something else, a network namespace
-say, is a command and imports for itself.
+processes do not cost hundreds of imports of torch, of seven seconds of a processor each. One on another host moves into
+its network namespace first.
 """
 
 import asyncio
-import base64
 import gc
 import json
 import multiprocessing
 import os
-import pickle
-import select
 import signal
-import subprocess
-import sys
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from headrace.host_process import log_to_stderr
+from tests.support.cluster import netns
 from tests.support.cluster.child import main as serve
 from tests.support.patience import PATIENCE_S
 
@@ -39,46 +33,47 @@ _forks.set_forkserver_preload(["tests.support.cluster.fault_node", "router.serve
 
 
 @dataclass
-class Process(ABC):
+class Process:
     """A child that has said that it serves. `ready` is what it said."""
 
     name: str
     log: Path
+    child: ForkServerProcess
     ready: dict[str, str]
 
-    @staticmethod
-    def start(name: str, config: object, folder: Path, *, inside: Sequence[str] = ()) -> "Process":
-        """`inside` is put before the command: `ip netns exec NAME`, say."""
+    @classmethod
+    def start(cls, name: str, config: object, folder: Path, *, namespace: str | None = None) -> "Process":
+        """`namespace` is the network namespace in which it runs, if not this process's own."""
         log = folder / f"{name}.{time.monotonic_ns()}.log"
-        process = _Command.launch(name, config, log, inside) if inside else _Forked.launch(name, config, log)
-        said = process.first_line(time.monotonic() + START_TIMEOUT_S)
-        if not said:
+        said, say = _forks.Pipe(duplex=False)
+        child = _forks.Process(target=_serve, args=(config, log, say, namespace))
+        child.start()
+        say.close()
+        process = cls(name, log, child, {})
+        if not (line := _first_line(said)):
             process.kill()
             process.wait()
             raise AssertionError(f"{name} did not start:\n{log.read_text()[-4000:]}")
-        process.ready = json.loads(said)
+        process.ready = json.loads(line)
         return process
 
     @property
-    @abstractmethod
-    def pid(self) -> int: ...
+    def pid(self) -> int:
+        assert self.child.pid is not None
+        return self.child.pid
 
     @property
-    @abstractmethod
-    def is_alive(self) -> bool: ...
+    def is_alive(self) -> bool:
+        return self.child.is_alive()
 
     @property
-    @abstractmethod
     def exit_status(self) -> int | None:
         """None while it runs; of one that a signal ended, its number below zero."""
+        return self.child.exitcode
 
-    @abstractmethod
-    def first_line(self, deadline_s: float) -> str:
-        """Empty when the process ended, or said nothing in time."""
-
-    @abstractmethod
     def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """Until it has ended, once it was told to; or until the time is over."""
+        self.child.join(timeout_s)
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         if self.is_alive:
@@ -95,88 +90,21 @@ class Process(ABC):
             raise AssertionError(f"{self.name} did not stop:\n{self.log.read_text()[-4000:]}")
 
 
-@dataclass
-class _Forked(Process):
-    child: ForkServerProcess
-    said: Connection
-
-    @classmethod
-    def launch(cls, name: str, config: object, log: Path) -> "_Forked":
-        said, say = _forks.Pipe(duplex=False)
-        child = _forks.Process(target=_serve, args=(config, log, say))
-        child.start()
-        say.close()
-        return cls(name, log, {}, child, said)
-
-    @property
-    def pid(self) -> int:
-        assert self.child.pid is not None
-        return self.child.pid
-
-    @property
-    def is_alive(self) -> bool:
-        return self.child.is_alive()
-
-    @property
-    def exit_status(self) -> int | None:
-        return self.child.exitcode
-
-    def first_line(self, deadline_s: float) -> str:
-        with self.said:
-            try:
-                return self.said.recv() if self.said.poll(deadline_s - time.monotonic()) else ""
-            except EOFError:
-                return ""
-
-    def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        self.child.join(timeout_s)
+def _first_line(said: Connection) -> str:
+    """Empty when the process ended, or said nothing in time."""
+    with said:
+        try:
+            return said.recv() if said.poll(START_TIMEOUT_S) else ""
+        except EOFError:
+            return ""
 
 
-def _serve(config: object, log: Path, say: Connection) -> None:
+def _serve(config: object, log: Path, say: Connection, namespace: str | None) -> None:
     """In the new process."""
     gc.freeze()  # what the fork server imported would delay full collections, and garbage would look like a leak
     errors = log.open("ab", buffering=0)
     os.dup2(errors.fileno(), 2)
     log_to_stderr()
+    if namespace is not None:
+        netns.enter(namespace)
     asyncio.run(serve(config, say.send))
-
-
-@dataclass
-class _Command(Process):
-    child: subprocess.Popen[bytes]
-
-    @classmethod
-    def launch(cls, name: str, config: object, log: Path, inside: Sequence[str]) -> "_Command":
-        argument = base64.b64encode(pickle.dumps(config)).decode()
-        with log.open("wb") as errors:
-            command = [*inside, sys.executable, "-m", "tests.support.cluster.child", argument]
-            child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors)
-        return cls(name, log, {}, child)
-
-    @property
-    def pid(self) -> int:
-        return self.child.pid
-
-    @property
-    def is_alive(self) -> bool:
-        return self.child.poll() is None
-
-    @property
-    def exit_status(self) -> int | None:
-        return self.child.poll()
-
-    def first_line(self, deadline_s: float) -> str:
-        assert self.child.stdout is not None
-        with self.child.stdout as said:
-            while time.monotonic() < deadline_s:
-                if select.select([said], [], [], 0.5)[0]:
-                    return said.readline().decode()
-                if not self.is_alive:
-                    break
-            return ""
-
-    def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        try:
-            self.child.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            return
