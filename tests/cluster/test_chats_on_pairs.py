@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 MODELS = Path(__file__).parents[2] / "tiny_models"
 FETCH = {"fetch_from_others": FetchConfig(min_tokens=1, max_time_ratio=1e9)}
-NUM_CHATS, NUM_TURNS, FIRST_TOKENS, NEW_TOKENS, ANSWER_TOKENS = 6, 5, 600, 40, 24
+NUM_CHATS, NUM_TURNS, FIRST_TOKENS, NEW_TOKENS, ANSWER_TOKENS = 6, 4, 400, 40, 24
 BLOCK_TOKENS = 16
 BY_CHANCE = 0.5
 """Share of answers that a router which knew no caches would have generated where their chat's blocks are."""

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,14 +17,16 @@ pytestmark = pytest.mark.slow
 MODELS = Path(__file__).parents[2] / "tiny_models"
 ALWAYS = {"fetch_from_others": FetchConfig(min_tokens=1, max_time_ratio=1e9)}
 NUM_CHATS, TURNS, FIRST_TOKENS, NEW_TOKENS, ANSWER_TOKENS = 3, 5, 1000, 40, 24
-SYSTEM_TOKENS, SHARING_CHATS = 480, 40
+SYSTEM_TOKENS, SHARING_CHATS = 480, 16
 
 
-@pytest.fixture(params=["fixed", "elastic"])
-def cluster(request: pytest.FixtureRequest, tmp_path: Path):
+@pytest.fixture(scope="module", params=["fixed", "elastic"])
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One for all tests: no prompt of one begins like a prompt of another."""
+    folder = tmp_path_factory.mktemp("cluster")
     router = {"policy": "predicted", "roles": request.param}
     model = MODELS / "headrace-tiny-granite-h"
-    with Cluster(model, tmp_path, num_prefill=2, num_decode=2, prefill=ALWAYS, decode=ALWAYS, router=router) as running:
+    with Cluster(model, folder, num_prefill=2, num_decode=2, prefill=ALWAYS, decode=ALWAYS, router=router) as running:
         yield running
 
 
