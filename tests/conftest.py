@@ -46,6 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     campaigns.addoption("--fault-drafter", choices=DRAFTERS, default="none", help="of the nodes that meet faults")
     campaigns.addoption("--grammar-rounds", type=int, default=3, help="decode nodes killed in the middle of JSON")
     campaigns.addoption("--hostile-seconds", type=float, default=15, help="of hostile clients beside ordinary chats")
+    campaigns.addoption("--recall-questions", type=int, default=64, help="of each shipped model, through a cluster")
     campaigns.addoption("--soak-requests", type=int, default=500, help="requests in a row")
     campaigns.addoption("--abort-storms", type=int, default=1, help="of 300 aborted requests")
     campaigns.addoption("--soak-sessions", type=int, default=1000, help="sessions in a row")

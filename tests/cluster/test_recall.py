@@ -16,7 +16,6 @@ from tests.support.engine.driving import GREEDY, request, run_all, small_engine,
 from tiny_models.recall import RecallQuestion, held_out_questions, is_right
 
 MODELS = Path(__file__).parents[2] / "tiny_models"
-NUM_QUESTIONS = 200
 ANSWER_TOKENS = 24
 
 pytestmark = pytest.mark.slow
@@ -41,11 +40,11 @@ def in_one_process(model: Path, prompts: list[list[int]]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", ["headrace-tiny-granite-h", "headrace-tiny-qwen3.5"])
-async def test_two_hundred_questions_are_answered_alike(name: str, tmp_path: Path) -> None:
-    model = MODELS / name
+async def test_questions_are_answered_alike(name: str, tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    model, num_questions = MODELS / name, pytestconfig.getoption("--recall-questions")
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     questions: list[RecallQuestion] = held_out_questions(
-        NUM_QUESTIONS, seed=7, min_distance=50, max_distance=400, encode=lambda text: tokenizer.encode(text).ids
+        num_questions, seed=7, min_distance=50, max_distance=400, encode=lambda text: tokenizer.encode(text).ids
     )
     prompts = [tokenizer.encode(question.prompt_text).ids for question in questions]
     with Cluster(model, tmp_path) as cluster:
@@ -55,5 +54,5 @@ async def test_two_hundred_questions_are_answered_alike(name: str, tmp_path: Pat
     assert through_cluster == in_one_process(model, prompts)
     texts = [first_line(tokenizer, tokens) for tokens in through_cluster]
     num_right = sum(is_right(question, text) for question, text in zip(questions, texts, strict=True))
-    print(f"{name}: {num_right} of {NUM_QUESTIONS} right")
-    assert num_right >= 0.9 * NUM_QUESTIONS
+    print(f"{name}: {num_right} of {num_questions} right")
+    assert num_right >= 0.9 * num_questions
