@@ -57,11 +57,11 @@ def with_trained_mtp(checkpoint: Path, family: str, folder: Path) -> Path:
     ("family", "drafter", "count", "each"),
     [
         ("granite", "ngram", "fixed", 1),
-        ("granite_moe", "ngram", "fixed", 2),
+        ("granite_moe", "ngram", "fixed", 1),
         ("qwen35", "suffix", "auto", 1),
         ("qwen35", "suffix", "fixed", 2),
         ("qwen35_moe", "mtp", "fixed", 2),
-        ("nemotron_h_moe", "mtp", "fixed", 2),
+        ("nemotron_h_moe", "mtp", "fixed", 1),
     ],
 )
 async def test_a_chat_of_five_turns_is_the_same_with_drafts(
