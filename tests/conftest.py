@@ -47,7 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     campaigns.addoption("--grammar-rounds", type=int, default=3, help="decode nodes killed in the middle of JSON")
     campaigns.addoption("--hostile-seconds", type=float, default=15, help="of hostile clients beside ordinary chats")
     campaigns.addoption("--recall-questions", type=int, default=64, help="of each shipped model, through a cluster")
-    campaigns.addoption("--soak-requests", type=int, default=500, help="requests in a row")
+    campaigns.addoption("--soak-requests", type=int, default=300, help="requests in a row")
     campaigns.addoption("--abort-storms", type=int, default=1, help="of 300 aborted requests")
     campaigns.addoption("--soak-sessions", type=int, default=1000, help="sessions in a row")
     campaigns.addoption("--soak-devices", nargs=2, default=("cpu", "cpu"), help="of the sender and of the receiver")

@@ -87,9 +87,7 @@ async def soak(model: Path, folder: Path, num_requests: int) -> list[Sample]:
     return samples
 
 
-async def storms(
-    model: Path, folder: Path, num_storms: int, *, num_aborted: int = 300, num_timed: int = 50
-) -> list[Storm]:
+async def storms(model: Path, folder: Path, num_storms: int, *, num_timed: int, num_aborted: int = 300) -> list[Storm]:
     """Raises AssertionError for a request that failed and was not aborted, and when something did not come back."""
     blown: list[Storm] = []
     async with _running(Cluster(model, folder)) as cluster:
