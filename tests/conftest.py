@@ -42,7 +42,7 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str],
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     campaigns = parser.getgroup("campaigns", "how long the long ones are")
-    campaigns.addoption("--fault-rounds", type=int, default=3, help="faults of each kind, with each model")
+    campaigns.addoption("--fault-rounds", type=int, default=1, help="faults of each kind, with each model")
     campaigns.addoption("--fault-drafter", choices=DRAFTERS, default="none", help="of the nodes that meet faults")
     campaigns.addoption("--grammar-rounds", type=int, default=3, help="decode nodes killed in the middle of JSON")
     campaigns.addoption("--hostile-seconds", type=float, default=15, help="of hostile clients beside ordinary chats")

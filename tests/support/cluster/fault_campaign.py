@@ -45,13 +45,16 @@ WATCHED = {"watchdog_s": MIN_WATCHDOG_S}
 
 @dataclass(frozen=True)
 class Scenario:
-    """is_patient   one fault after the other: no request need meet several"""
+    """is_patient   one fault after the other: no request need meet several
+    min_rounds   so that each role has its turn, most answers have moved, or some session meets what is rare
+    """
 
     cluster: Callable[[Path, Path], AbstractAsyncContextManager[Any]]
     round: Callable[[Any, random.Random, Row], Awaitable[None]]
     habits: Habits = field(default_factory=Habits)
     answer_tokens: int = ANSWER_TOKENS
     is_patient: bool = True
+    min_rounds: int = 1
 
 
 async def run(name: str, model: Path, folder: Path, *, rounds: int, seed: int = 0) -> Row:
@@ -59,6 +62,7 @@ async def run(name: str, model: Path, folder: Path, *, rounds: int, seed: int = 
     began_s = time.monotonic()
     row, dice = Row(name), random.Random(f"{name} {seed}")
     scenario = SCENARIOS[name]
+    rounds = max(rounds, scenario.min_rounds)
     async with scenario.cluster(model, folder) as cluster:
         load = await RecallLoad.against(cluster.url, model, seed, answer_tokens=scenario.answer_tokens)
         faults_began_s = time.monotonic()
@@ -85,7 +89,7 @@ SESSION_FAULTS = {
     "decode node killed": Scenario(with_faults(), killed("d")),
     "prefill node stopped": Scenario(with_faults(), stopped("p")),
     "decode node stopped": Scenario(with_faults(), stopped("d")),
-    "bit flipped": Scenario(with_faults(flip_share=0.02), damaged),
+    "bit flipped": Scenario(with_faults(flip_share=0.02), damaged, min_rounds=3),
     "link cut and restored": Scenario(on_two_hosts, severed),
     "message late": Scenario(with_faults(late_share=0.03, late_s=LATE_S), late),
 }
@@ -93,8 +97,8 @@ SESSION_FAULTS = {
 
 RESTARTS = {
     "router killed": Scenario(with_settings(), router_killed, Habits(patience_s=ASK_TIMEOUT_S)),
-    "nodes stopped in turn (SIGTERM)": Scenario(with_settings(), stopped_in_turn),
-    "engine stalled": Scenario(with_settings(prefill=WATCHED, decode=WATCHED), engine_stalled),
+    "nodes stopped in turn (SIGTERM)": Scenario(with_settings(), stopped_in_turn, min_rounds=2),
+    "engine stalled": Scenario(with_settings(prefill=WATCHED, decode=WATCHED), engine_stalled, min_rounds=2),
     # Answers of 400 tokens move so often that ten rounds see 12 end, of 128 about 25. Sixteen clients are too many:
     # some answers lose three nodes before their next token, which is the router's `max_attempts`.
     "decode nodes killed all the time": Scenario(
@@ -103,11 +107,12 @@ RESTARTS = {
         Habits(num_clients=8),
         answer_tokens=128,
         is_patient=False,
+        min_rounds=3,
     ),
 }
 
 UNDER_RAY = {
-    "nodes stopped in turn (under Ray)": Scenario(of_headrace_up, fault_ray.stopped_in_turn),
+    "nodes stopped in turn (under Ray)": Scenario(of_headrace_up, fault_ray.stopped_in_turn, min_rounds=2),
     "raylet killed": Scenario(on_raylets, fault_ray.raylet_killed),
 }
 

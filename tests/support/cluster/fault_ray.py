@@ -22,7 +22,7 @@ from tests.support.cluster.fault_row import HostDeath, Row
 from tests.support.cluster.shell import END_S, START_S, Shell, is_listening, nodes_of, until
 from tests.support.cluster.usage import settled
 
-NODES = ("p0", "p1", "d0", "d1")
+NODES = ("p0", "d0", "p1", "d1")
 RAYLETS_START_S = 180.0
 SOON_NOTICED = {"RAY_health_check_period_ms": "500", "RAY_health_check_failure_threshold": "3"}
 """Ray's own settings let 13 s go by until it starts a dead raylet's actors elsewhere: most of a round."""

@@ -43,7 +43,7 @@ async def router_killed(cluster: FaultCluster, dice: random.Random, row: Row) ->
 
 async def stopped_in_turn(cluster: FaultCluster, dice: random.Random, row: Row) -> None:
     """SIGTERM: a node ends by itself, without a complaint; the next one's turn comes when it is back."""
-    name = cluster.node_names[row.rounds % len(cluster.node_names)]
+    name = roles_in_turn(cluster)[row.rounds % len(cluster.node_names)]
     process = cluster.processes[name]
     row.fault_now()
     await asyncio.to_thread(process.stop)
@@ -52,9 +52,14 @@ async def stopped_in_turn(cluster: FaultCluster, dice: random.Random, row: Row) 
     row.rounds += 1
 
 
+def roles_in_turn(cluster: FaultCluster) -> list[str]:
+    """p0, d0, p1, d1."""
+    return sorted(cluster.node_names, key=lambda name: name[1:])
+
+
 async def engine_stalled(cluster: FaultCluster, dice: random.Random, row: Row) -> None:
     """Its thread never ends a turn again; the node must notice, and end."""
-    name = dice.choice(cluster.node_names)
+    name = roles_in_turn(cluster)[(row.rounds + dice.choice((0, 2))) % len(cluster.node_names)]
     process = cluster.processes[name]
     row.fault_now()
     process.kill(STALL)
