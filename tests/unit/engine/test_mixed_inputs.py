@@ -19,7 +19,7 @@ DECODES, CHUNK = 4, 12  # rows
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU it is test_cuda_prefills.py that does this")
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["granite", "qwen35"])
+@pytest.mark.parametrize("name", ["granite", "qwen35_moe"])
 @torch.inference_mode()
 def test_mixed_passes_equal_plain_steps_token_for_token_and_state_for_state(name: str, load_family) -> None:
     """Decodes of drawn and of known tokens, a chunk of one token without logits, two chunks, a state on the way."""
