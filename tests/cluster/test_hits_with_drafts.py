@@ -108,18 +108,18 @@ async def played(speculation: SpeculationConfig, policy: str, local: LocalPrefil
 
 SOME = (("mtp", "fixed"), ("ngram", "fixed"), ("suffix", "auto"))
 OTHERS = (("mtp", "auto"), ("suffix", "fixed"))
-RESUMING, REMOTE = LocalPrefillConfig(), ALWAYS_REMOTE
+RESUMING = LocalPrefillConfig()
 
 
 @pytest.mark.parametrize(
     ("policy", "local", "drafters"),
     [
         pytest.param("align", RESUMING, SOME, id="align, the decode node may resume"),
-        pytest.param("align", REMOTE, OTHERS, id="align, always remote"),
+        pytest.param("align", ALWAYS_REMOTE, OTHERS, id="align, always remote"),
         pytest.param("every", RESUMING, OTHERS, id="every, the decode node may resume"),
-        pytest.param("every", REMOTE, SOME, id="every, always remote"),
+        pytest.param("every", ALWAYS_REMOTE, SOME, id="every, always remote"),
         pytest.param("branch", RESUMING, (*SOME, *OTHERS), id="branch, the decode node may resume"),
-        pytest.param("branch", REMOTE, SOME[:1], id="branch, always remote"),
+        pytest.param("branch", ALWAYS_REMOTE, SOME[:1], id="branch, always remote"),
     ],
 )
 async def test_hits_are_those_without_drafts(
