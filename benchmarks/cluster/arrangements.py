@@ -1,15 +1,17 @@
-"""Agents' chats on two GPUs: two undivided ones, one of each role, and the same two with elastic roles, in one run.
+"""Agents' chats on GPUs: undivided ones, one of each role, and the same with elastic roles, in one run.
 
-    python3 -m benchmarks gpu-arrangements [--load "48 chats"] [--gap-ms 10] [--devices cuda:0 cuda:1] [--out DIR]
+    python3 -m benchmarks gpu-arrangements [--load "48 chats"] [--gap-ms 10] [--out DIR]
     python3 -m benchmarks gpu-arrangements --load "48 chats:10" --load decode-heavy:0 --load "short turns:0:240"
+    python3 -m benchmarks gpu-arrangements --device cuda:0 --device cuda:1 --device cuda:2 --device cuda:3
     python3 -m benchmarks gpu-arrangements --shape qwen35-4b --drafts 0 --drafts 3 --one-by-one --state-share 0.25
-    python -m benchmarks gpu-arrangements --devices cpu cpu --model tiny_models/headrace-tiny-qwen3.5 --scale 16 # trial
+    python -m benchmarks gpu-arrangements --device cpu --device cpu --model tiny_models/headrace-tiny-qwen3.5 --scale 16
 
 Does dividing the work pay at a bound on the gap between tokens? All clusters stand at the same time and take turns, or
 each starts in its turn (`--one-by-one`) and has the devices' memory to itself; each request names the gap as its
-objective. `undivided` is two clusters of one node that does all, each with half of the chats. Nodes of the role prefill
-have chunks of their own: only prompts wait for their steps. After the measured rows come the same arrangements in the
-simulator, with the step costs and links that these nodes have measured about themselves.
+objective. `undivided` is as many clusters of one node that does all, each with its part of the chats; with four GPUs
+`fixed` and `elastic` have two nodes of each role. Nodes of the role prefill have chunks of their own: only prompts wait
+for their steps. After the measured rows come the same arrangements in the simulator, with the step costs and links that
+these nodes have measured about themselves.
 
 With `--drafts 3` all nodes have `speculation: {drafter: mtp, max_drafts: 3, count: auto}`, so the shape needs an MTP
 layer (qwen35-4b). Which drafts are right is pinned (benchmarks/pinned_drafts.py): 3.39 tokens a step where all 3 are
@@ -63,7 +65,7 @@ HEADER = table_header(
 class Row:
     """One arrangement, measured or simulated. Times in seconds.
 
-    undivided       rate of the undivided pair with as many drafts
+    undivided       rate of the undivided nodes with as many drafts
     without         rate of the same arrangement without drafts; None: it has none, or that was not measured
     tokens_a_step   of a sequence
     """
@@ -126,9 +128,10 @@ class Work:
 
 @dataclass
 class Comparison:
-    """One work: `measure` its contenders in turn, of each number of drafts the undivided pair first."""
+    """One work: `measure` its contenders in turn, of each number of drafts the undivided nodes first."""
 
     work: Work
+    num_devices: int
     seed: int
     deadline_s: float
     pool: Executor
@@ -156,18 +159,24 @@ class Comparison:
         undivided: float | None = None
         for contender, reported in self.reported.items():
             if not contender.num_drafts:
-                row = simulated_row(self.work, contender.kind, reported, chunks, undivided)
+                row = simulated_row(self.work, contender.kind, self.num_devices, reported, chunks, undivided)
                 undivided = row.undivided
                 yield row
 
 
 def simulated_row(
-    work: Work, name: str, measured: Measured, chunks: Chunks, undivided: float | None, host: HostCosts = MEASURED_HOST
+    work: Work,
+    name: str,
+    num_devices: int,
+    measured: Measured,
+    chunks: Chunks,
+    undivided: float | None,
+    host: HostCosts = MEASURED_HOST,
 ) -> Row:
-    """An arrangement in the simulator. `undivided`: the rate of the undivided pair; None: this one is it."""
+    """An arrangement in the simulator. `undivided`: the rate of the undivided nodes; None: this one is it."""
     kind = KINDS[name]
-    twin = simulated(kind, work.chats, measured, chunks, work.token_gap_s, host)
-    rate = twin.requests_per_s * len(kind.roles)
+    twin = simulated(kind, num_devices, work.chats, measured, chunks, work.token_gap_s, host)
+    rate = twin.requests_per_s * len(kind.clusters(num_devices))
     first, later, gaps = twin.first_turns, twin.later_turns, twin.gaps
     return Row(
         work.load, work.token_gap_s, f"{name}, simulated", rate, undivided or rate, None, None,
@@ -223,7 +232,7 @@ def main(
     gap_ms: Annotated[list[float], typer.Option(help="the objective between two tokens; 0: none")] = [10.0],  # noqa: B006
     kind: Annotated[list[str], typer.Option(help=f"of {', '.join(KINDS)}")] = [*KINDS],  # noqa: B006
     drafts: Annotated[list[int], typer.Option(help="of a sequence in a step at most; 0: none")] = [0],  # noqa: B006
-    devices: tuple[str, str] = ("cuda:0", "cuda:1"),
+    device: Annotated[list[str], typer.Option(help="of one node each; two or four")] = ["cuda:0", "cuda:1"],  # noqa: B006
     shape: str = "granite-h-micro",
     model: Annotated[Path | None, typer.Option(help="a checkpoint's folder, instead of a shape")] = None,
     cache_gib: Annotated[float, typer.Option(help="of each node; one of each arrangement shares a device")] = 28.0,
@@ -236,13 +245,13 @@ def main(
     deadline: Annotated[float, typer.Option(help="seconds for everything")] = 560.0,
     out: Annotated[Path | None, typer.Option(help="where rows.jsonl and the logs stay")] = None,
 ) -> None:
-    """Agents' chats on two GPUs: undivided, one of each role, elastic."""
+    """Agents' chats on GPUs: undivided, one of each role, elastic."""
     end_on_sigterm()
     deadline_s = time.perf_counter() + deadline
     asked = [work for each in load for work in works(each, gap_ms, chats, scale)]
     chunks, caches = Chunks(prefill_chunk_tokens, chunk_tokens), Caches(cache_gib, state_share)
     contenders = {
-        each: clusters_of(each, devices, caches, chunks)
+        each: clusters_of(each, device, caches, chunks)
         for each in (Contender(name, num_drafts) for num_drafts, name in product(drafts, kind))
     }
     rounds = [{each: clusters} for each, clusters in contenders.items()] if one_by_one else [contenders]
@@ -250,7 +259,7 @@ def main(
     with tempfile.TemporaryDirectory() as scratch, agents as pool:
         folder = out or Path(scratch) / "run"
         model = model or write_shape(SHAPES[shape], Path(scratch) / shape)
-        comparisons = [Comparison(work, seed, deadline_s, pool) for seed, work in enumerate(asked)]
+        comparisons = [Comparison(work, len(device), seed, deadline_s, pool) for seed, work in enumerate(asked)]
         print(HEADER, flush=True)
         for standing in rounds:
             with ExitStack() as stack:

@@ -1,8 +1,8 @@
-"""Arrangements of two devices: which clusters they hold, and the settings of their nodes and routers."""
+"""Arrangements of devices: which clusters they hold, and the settings of their nodes and routers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,20 +15,28 @@ POLICY = "predicted"
 
 @dataclass(frozen=True)
 class Kind:
-    """An arrangement of two devices: its clusters, the roles in each, and how they are simulated.
+    """An arrangement of devices.
 
-    roles   of each cluster's nodes, in the order of the devices that the cluster has
+    roles       of nodes, which repeat until each device has one
+    is_divided  all nodes are one cluster; else each set of `roles` is one
     """
 
-    roles: Sequence[Sequence[str]]
+    roles: Sequence[str]
+    is_divided: bool
     is_elastic: bool
-    simulated: Mapping[str, int]
+
+    def clusters(self, num_devices: int) -> list[Sequence[str]]:
+        """The roles in each cluster. Raises ValueError where the devices do not come out even."""
+        parts, left = divmod(num_devices, len(self.roles))
+        if left or not parts:
+            raise ValueError(f"{num_devices} devices for sets of {len(self.roles)} nodes: name a multiple of that")
+        return [[*self.roles] * parts] if self.is_divided else [self.roles] * parts
 
 
 KINDS = {
-    "undivided": Kind((("both",), ("both",)), False, {"both": 1}),
-    "fixed 1P1D": Kind((("prefill", "decode"),), False, {"prefill": 1, "decode": 1}),
-    "elastic": Kind((("prefill", "decode"),), True, {"prefill": 1, "decode": 1}),
+    "undivided": Kind(("both",), is_divided=False, is_elastic=False),
+    "fixed": Kind(("prefill", "decode"), is_divided=True, is_elastic=False),
+    "elastic": Kind(("prefill", "decode"), is_divided=True, is_elastic=True),
 }
 
 
@@ -76,14 +84,14 @@ class Chunks:
 
 
 def clusters_of(contender: Contender, devices: Sequence[str], caches: Caches, chunks: Chunks) -> list[NodeSettings]:
-    """Each cluster's nodes; the devices go around."""
+    """Each cluster's nodes, one on each device."""
     left = iter(devices)
     return [
         {
             f"{role[0]}{number}": (role, node_settings(next(left), caches, chunks.of(role), contender.num_drafts))
             for number, role in enumerate(roles)
         }
-        for roles in KINDS[contender.kind].roles
+        for roles in KINDS[contender.kind].clusters(len(devices))
     ]
 
 

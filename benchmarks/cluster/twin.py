@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -49,10 +50,17 @@ class Measured:
 
 
 def simulated(
-    kind: Kind, shape: ChatShape, measured: Measured, chunks: Chunks, token_gap_s: float | None, host: HostCosts
+    kind: Kind,
+    num_devices: int,
+    shape: ChatShape,
+    measured: Measured,
+    chunks: Chunks,
+    token_gap_s: float | None,
+    host: HostCosts,
 ) -> Result:
     """One cluster of this arrangement, with its part of the chats."""
-    parts = len(kind.roles)
+    roles, *others = kind.clusters(num_devices)
+    parts = 1 + len(others)
     mine = replace(shape, at_once=shape.at_once // parts, total=shape.total // parts)
     node = NodeShape(
         num_blocks=measured.num_blocks * 16 // CHAT_BLOCK_TOKENS,
@@ -67,7 +75,7 @@ def simulated(
     )
     prefill = replace(node, costs=measured.prefill_costs or node.costs, max_step_tokens=chunks.prefill)
     arrangement = Arrangement(
-        **kind.simulated, shape=node, prefill_shape=prefill, elastic=kind.is_elastic, link=measured.link
+        **Counter(roles), shape=node, prefill_shape=prefill, elastic=kind.is_elastic, link=measured.link
     )
     workload = Chats(mine, CHAT_BLOCK_TOKENS)
     cluster = SimulatedCluster(arrangement, POLICIES[POLICY], workload, Objectives(token_gap_s=token_gap_s))

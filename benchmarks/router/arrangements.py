@@ -1,6 +1,6 @@
-"""Agents' chats on two nodes: undivided, fixed and elastic, simulated with step costs that are known.
+"""Agents' chats on two nodes or more: undivided, fixed and elastic, simulated with step costs that are known.
 
-    python -m benchmarks router-arrangements [--load "48 chats" --gap-ms 10] [--decode-us 28] [--chats 396]
+    python -m benchmarks router-arrangements [--load "48 chats" --gap-ms 10] [--decode-us 28] [--nodes 4]
 
 The loads and arrangements of `gpu-arrangements` where no GPU is at hand: the real policy, cache and scheduler, steps as
 long as `StepCosts` says. Costs that are not given are its defaults, those of a model of 3 B parameters on an H200, and
@@ -33,6 +33,7 @@ def main(
     gap_ms: Annotated[list[float], typer.Option(help="the objective between two tokens; 0: none")] = [10.0],  # noqa: B006
     kind: Annotated[list[str], typer.Option(help=f"of {', '.join(KINDS)}")] = [*KINDS],  # noqa: B006
     chats: Annotated[int | None, typer.Option(help="in all, instead of the load's own number")] = None,
+    nodes: Annotated[int, typer.Option(help="in all: two, four, ...")] = 2,
     step_ms: Annotated[float, typer.Option(help="of a step that decodes")] = 1e3 * USUAL.step_s,
     decode_us: Annotated[float, typer.Option(help="more for each decoding sequence")] = 1e6 * USUAL.decode_s,
     context_ns: Annotated[float, typer.Option(help="more for each token of a context")] = 1e9 * USUAL.context_s,
@@ -53,7 +54,7 @@ def main(
     request_host_ms: Annotated[float, typer.Option(help="more for each request taken in")] = 1e3 * HOST.request_s,
     router_ms: Annotated[float, typer.Option(help="until a request's nodes are chosen")] = 1e3 * HOST.router_s,
 ) -> None:
-    """Agents' chats on two nodes, simulated."""
+    """Agents' chats on nodes of known costs, simulated."""
     costs = replace(
         USUAL,
         step_s=step_ms / 1e3,
@@ -78,6 +79,6 @@ def main(
     for work in [work for each in load for work in works(each, gap_ms, chats)]:
         undivided: float | None = None
         for name in kind:
-            row = simulated_row(work, name, measured, chunks, undivided, turn if hosts else NO_HOST)
+            row = simulated_row(work, name, nodes, measured, chunks, undivided, turn if hosts else NO_HOST)
             undivided = row.undivided
             print(row, flush=True)

@@ -1,4 +1,4 @@
-"""Arrangements of two devices, with drafts and without."""
+"""Arrangements of devices, with drafts and without."""
 
 import pytest
 import typer
@@ -17,6 +17,24 @@ def test_all_nodes_of_an_arrangement_draft_or_none(kind: str) -> None:
         assert [engine["device"] for engine in engines] == [*DEVICES]
         assert [engine.get("speculation") for engine in engines] == [expected] * 2
         assert [engine["state_share"] for engine in engines] == [0.25] * 2
+
+
+def test_four_devices_are_one_cluster_of_two_nodes_a_role_or_four_of_one_node() -> None:
+    roles = {
+        kind: [
+            [role for role, _ in nodes.values()]
+            for nodes in clusters_of(Contender(kind, 0), ["cpu"] * 4, Caches(1.0, None), Chunks(4096, 2048))
+        ]
+        for kind in KINDS
+    }
+    divided = [["prefill", "decode", "prefill", "decode"]]
+    assert roles == {"undivided": [["both"]] * 4, "fixed": divided, "elastic": divided}
+
+
+@pytest.mark.parametrize("num_devices", [0, 3])
+def test_devices_that_leave_one_without_its_other_role_are_refused(num_devices: int) -> None:
+    with pytest.raises(ValueError, match=f"{num_devices} devices"):
+        KINDS["elastic"].clusters(num_devices)
 
 
 def test_a_row_says_that_its_drafts_are_pinned_and_compares_the_same_arrangement_without() -> None:
