@@ -16,6 +16,9 @@ from dataclasses import dataclass
 TIMED_STEPS = "timed_steps"
 """The counter in a node's status with the number of steps to which its costs are fitted."""
 
+PROMPT_SECONDS = "prompt_seconds"
+"""The counter with the work on prompts that the node has done, as `StepCosts.prompt_work_s` says."""
+
 KEPT_SHARE = 0.95
 """Share of a wanted gap that a step may take: its tokens travel after it."""
 
@@ -102,7 +105,11 @@ class StepCosts:
     def prefill_part_s(self, shape: StepShape) -> float:
         if not shape.prefill_tokens:
             return 0.0
-        return self.chunk_s + self.token_s * shape.prefill_tokens + self.depth_s * shape.prefill_depths
+        return self.chunk_s + self.prompt_work_s(shape)
+
+    def prompt_work_s(self, shape: StepShape) -> float:
+        """The tokens of prompts alone: the same however many steps they are spread over."""
+        return self.token_s * shape.prefill_tokens + self.depth_s * shape.prefill_depths
 
     def longest_s(self, gap_s: float) -> float:
         """The seconds that a step with prompts may be planned for, to keep a gap although steps come late."""

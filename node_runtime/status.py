@@ -8,7 +8,7 @@ from headrace.cache.pools import PoolCounts
 from headrace.cache.stats import CacheCounters
 from headrace.engine.build import BuiltEngine
 from headrace.engine.drafting import PLACES, Drafting
-from headrace.step_costs import TIMED_STEPS
+from headrace.step_costs import PROMPT_SECONDS, TIMED_STEPS
 from headrace.wire.cache_updates import CACHE_CHANGES
 from headrace.wire.node_messages import NodeStatus, PoolStatus
 from transfer.protocol.authentication import RefusalCause
@@ -44,6 +44,7 @@ def node_status(built: BuiltEngine) -> NodeStatus:
             **cache_counters(stats.totals),
             "computed_tokens": engine.computed_tokens,
             TIMED_STEPS: engine.cost_fit.num_steps,
+            PROMPT_SECONDS: engine.prompt_s,
             "sampled_tokens": engine.sampled_tokens,
             **draft_counters(drafting),
             CACHE_CHANGES: built.journal.sequence,

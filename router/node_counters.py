@@ -35,6 +35,7 @@ TEXTS = {
     "orphans_kept": "Requests that were kept when their router was lost",
     "pauses": "Times that an answer paused because nobody read it",
     "preemptions": "Requests that gave up blocks and were computed again later",
+    "prompt_seconds": "Work on prompts that the node has done, in seconds by its own step costs",
     "recomputed_tokens": "Tokens computed again after a preemption",
     "remote_hit_tokens": "Prompt tokens that a decode node had, of prompts computed elsewhere",
     "remote_requests": "Prompts that a prefill node computed for a decode node",

@@ -61,6 +61,7 @@ class SimulatedNode:
         self.strides = StrideLog()
         self.busy_s = 0.0
         self.prefill_busy_s = 0.0
+        self.prompt_s = 0.0
         self.cache = PrefixCache(
             num_blocks=shape.num_blocks,
             num_slots=shape.num_slots,
@@ -264,6 +265,7 @@ class SimulatedNode:
                 shape += StepShape.prefill(chunk.span.start, chunk.span.end)
             prefill_s = costs.prefill_part_s(shape)
             self.prefill_busy_s += prefill_s
+            self.prompt_s += costs.prompt_work_s(shape)
             return Stride(start_s, decode_s, 0.0, 1, num_decoding, chunks, prefill_s)
         step_s = max(decode_s, self.shape.host.turn_s(num_decoding, 0, has_prompts=False))  # from the second step on
         num_steps = self._decoding[0][0] - self._num_steps

@@ -83,6 +83,7 @@ class EngineTokens(EngineRequests):
         self.computed_tokens = 0
         self.recomputed_tokens = 0  # of these, computed once before, and lost by a preemption
         self.sampled_tokens = 0
+        self.prompt_s = 0.0  # work on prompts, by the node's own costs
 
     # ------------------------------------------------------------ what a launched step writes
 
@@ -240,6 +241,7 @@ class EngineTokens(EngineRequests):
                 has_prompts=step.shape.prefill_tokens > 0,
             )
         self._known_done_s = now_s
+        self.prompt_s += self.cost_fit.costs.prompt_work_s(step.shape)
         if not step.inputs.scored:  # scoring costs far more than the step's shape says
             self.cost_fit.observe(step.shape, seconds, may_be_late=not step.has_waited)
 

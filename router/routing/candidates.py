@@ -19,6 +19,8 @@ SHORT_ANSWER_TOKENS = 40
 """Shorter answers count as so long where stalls are weighed: for those of three tokens no chat leaves its cache."""
 MIN_GAP_TOKENS = 16
 """Tokens of prompts that a step computes at the least, however short the gap: prompts do not starve beside decodes."""
+RECENT_S = 10.0
+"""Memory of what nodes were busy with: a heartbeat of so long ago weighs 1/e of the newest."""
 MIN_TOKEN_S = 1e-9
 """Seconds of a prompt's token where its cost was measured as 0."""
 
@@ -42,6 +44,8 @@ class Load(NamedTuple):
     shortness         sum of 1 / expected tokens, at least SHORT_ANSWER_TOKENS, of this router's answers that generate
                       or come: a second in which the node does something else adds as many to their times per token
     prompt_share      share of the last seconds in which prompts waited: at most 1
+    prompt_use        seconds of work on prompts, what waits included, in each of the last ones; without the rest of the
+                      steps in which it was done
     coming_s          time to the first token that was predicted for the sequences that come, summed
     """
 
@@ -58,6 +62,7 @@ class Load(NamedTuple):
     empty_tokens: int = 0
     shortness: float = 0.0
     prompt_share: float = 0.0
+    prompt_use: float = 0.0
     coming_s: float = 0.0
 
 

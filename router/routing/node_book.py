@@ -14,16 +14,14 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import NamedTuple
 
-from headrace.step_costs import StepShape
+from headrace.step_costs import PROMPT_SECONDS, StepCosts, StepShape
 from headrace.wire.node_messages import NodeStatus
-from router.routing.candidates import MIN_GAP_TOKENS, MIN_TOKEN_S, SHORT_ANSWER_TOKENS, Load
+from router.routing.candidates import MIN_GAP_TOKENS, MIN_TOKEN_S, RECENT_S, SHORT_ANSWER_TOKENS, Load
 
 LEAST_LEFT = 0.1
 """Share of a prompt that counts as left until its end is reported, however long it has been computed."""
 REFRESH_S = 0.01
 """How long a load counts while nothing happens but progress."""
-BUSY_S = 10.0
-"""Memory of how busy a node is with prompts: a heartbeat of so long ago weighs 1/e of the newest."""
 
 
 @dataclass(slots=True)
@@ -90,6 +88,9 @@ class NodeBook:
         self._others_at_s = 0.0
         self._tokens_per_s = 0.0
         self._prompt_share = 0.0
+        self._prompt_use = 0.0
+        self._prompt_s: float | None = None  # what the node has counted until its last heartbeat
+        self._costs = StepCosts()
         self._in_turn: _InTurn | None = None  # the prompts as the node serves them
         self._progress_since_s: float | None = None  # since the node last finished a prompt, or began with the first
         self._load: Load | None = None
@@ -99,7 +100,7 @@ class NodeBook:
         """Takes over the node's own figures."""
         own, left = self._own, self._prompts_left(now_s)
         blocks, slots = status.blocks, status.slots
-        forgotten = 1 - math.exp((self._others_at_s - now_s) / BUSY_S)
+        self._note_prompts(status, now_s - self._others_at_s)
         self._others_at_s = now_s
         self._others = Load(
             num_decoding=_beyond(status.num_decoding, own.num_decoding + own.num_receiving),
@@ -112,7 +113,6 @@ class NodeBook:
             free_slots=slots.free + slots.cached + own.held_slots,
             empty_tokens=blocks.free * block_size,
         )
-        self._prompt_share += forgotten * ((status.waiting_tokens > 0) - self._prompt_share)
         gaps_s = (each.token_gap_s for each in self.answers.values() if each.is_generating)
         gap_s = min((gap_s for gap_s in gaps_s if gap_s is not None), default=None)
         self._tokens_per_s = _tokens_per_s(status, chunk_tokens, gap_s)
@@ -145,9 +145,18 @@ class NodeBook:
                 others.empty_tokens,
                 own.shortness,
                 self._prompt_share,
+                self._prompt_use + (self._costs.token_s * tokens + self._costs.depth_s * depths) / RECENT_S,
                 own.coming_s,
             )
         return self._load
+
+    def _note_prompts(self, status: NodeStatus, seconds: float) -> None:
+        """Takes over how busy with prompts the node was since its last heartbeat."""
+        forgotten, work_s = 1 - math.exp(-seconds / RECENT_S), status.counters.get(PROMPT_SECONDS)
+        self._prompt_share += forgotten * ((status.waiting_tokens > 0) - self._prompt_share)
+        if self._prompt_s is not None and work_s is not None and seconds > 0:
+            self._prompt_use += forgotten * ((work_s - self._prompt_s) / seconds - self._prompt_use)
+        self._prompt_s, self._costs = work_s, status.costs
 
     # ------------------------------------------------------------ this router's work
 

@@ -7,6 +7,7 @@ from heapq import nsmallest
 from operator import attrgetter
 from typing import NamedTuple
 
+from headrace.wire.node_messages import Role
 from router.routing.candidates import Candidate
 from router.routing.plan import NO_OBJECTIVES, Plan, Prediction, RoutedRequest
 from router.routing.policies.cost import (
@@ -32,6 +33,9 @@ MEASURES = (
     attrgetter("load.waiting_tokens"),
     attrgetter("load.num_decoding"),
 )
+MOST_USE_BY_FEW_PROMPTS = 0.5
+"""Use of the nodes that are meant for prompts, if these computed them all, below which no node need be kept free for
+prompts. Measured on simulated answers of 300 to 1,000 tokens (docs/routing.md)."""
 PAIRED = 3
 """Nodes, by the price of the prompt and by that of the answer, whose pairs are compared."""
 _seconds = attrgetter("seconds")
@@ -49,8 +53,18 @@ class Predicted:
         nodes = [*candidates[turn:], *candidates[:turn]]  # the first of equals wins: they take turns
         if request.session_nodes:
             nodes.sort(key=lambda node: node.name not in request.session_nodes)
-        best = _best(request, shortlist(nodes))
+        listed = shortlist(nodes)
+        if _prompts_are_few(candidates):
+            listed = [node if node.role is Role.BOTH else node._replace(role=Role.BOTH) for node in listed]
+        best = _best(request, listed)
         return None if best is None else best.plan(request)
+
+
+def _prompts_are_few(candidates: Sequence[Candidate]) -> bool:
+    """True if the nodes that are meant for prompts, but may generate, would have little to do with prompts alone."""
+    prefill = Role.PREFILL  # once, and lists: there may be a thousand nodes
+    num_meant = len([None for node in candidates if node.role is prefill and node.may_decode])
+    return num_meant > 0 and sum([node.load.prompt_use for node in candidates]) < MOST_USE_BY_FEW_PROMPTS * num_meant
 
 
 class _Priced(NamedTuple):

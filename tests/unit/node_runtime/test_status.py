@@ -5,11 +5,13 @@ from dataclasses import replace
 import pytest
 
 from headrace.cache.hits import ReceiveState
+from headrace.engine.build import build_engine
 from headrace.speculation.config import SpeculationConfig
+from headrace.step_costs import PROMPT_SECONDS, StepShape
 from node_runtime.status import cache_counters, node_status
 from router.node_counters import TEXTS
 from tests.support.cache.cache_node import FakeNode
-from tests.support.engine.driving import GREEDY, generate, request, small_engine
+from tests.support.engine.driving import GREEDY, SMALL, generate, request, small_engine
 
 
 def counters(node: FakeNode) -> dict[str, float]:
@@ -84,3 +86,12 @@ def test_a_node_reports_what_it_drafted_and_how_much_of_it_was_right(drafter: st
     assert checked == accepted == ([3, 3, 0] if drafter == "ngram" else [None] * 3)
     assert (counted["drafting_seconds"] > 0) == (drafter == "ngram")
     assert {name.rpartition("/")[2] for name in counted if "draft" in name} | {"accepted_tokens"} <= TEXTS.keys()
+
+
+def test_the_work_on_prompts_is_counted_by_the_nodes_costs_and_that_on_answers_is_not(tiny_checkpoint) -> None:
+    built = build_engine(str(tiny_checkpoint("granite")), SMALL, lambda: 0.0)  # no step takes time: no cost is fitted
+    for number, max_tokens in enumerate((1, 12), 1):
+        prompt = [number] * 40
+        generate(built, request(prompt, replace(GREEDY, max_tokens=max_tokens)))
+        of_each_s = built.engine.cost_fit.costs.prompt_work_s(StepShape.prefill(0, len(prompt)))
+        assert node_status(built).counters[PROMPT_SECONDS] == pytest.approx(number * of_each_s)

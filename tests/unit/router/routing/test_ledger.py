@@ -1,5 +1,6 @@
 """Work that a router has sent counts at once, and until it is seen finished."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 
 from headrace.cache.hashing import prefix_keys
 from headrace.cache.hits import PrefixHit
-from headrace.step_costs import StepCosts, StepShape
+from headrace.step_costs import PROMPT_SECONDS, StepCosts, StepShape
 from headrace.wire.node_messages import NodeStatus, Role
 from router.routing.candidates import Load
 from router.routing.ledger import Ledger
@@ -161,6 +162,22 @@ def test_the_share_of_the_last_seconds_in_which_prompts_waited() -> None:
     for second in range(62, 122):
         beat(ledger, now_s=float(second), waiting_tokens=500 * (second % 2))
     assert ledger.load("p0", 121.0).prompt_share == pytest.approx(0.5, abs=0.05)
+
+
+def test_the_share_of_the_last_seconds_that_the_work_on_prompts_took() -> None:
+    ledger = started_ledger(counters={PROMPT_SECONDS: 7.0})
+    for second in range(1, 61):
+        beat(ledger, now_s=float(second), counters={PROMPT_SECONDS: 7.0 + 0.4 * second})
+    assert ledger.load("p0", 60.0).prompt_use == pytest.approx(0.4, abs=0.002), "what was counted before says nothing"
+    beat(ledger, now_s=70.0, counters={PROMPT_SECONDS: 31.0})
+    assert ledger.load("p0", 70.0).prompt_use == pytest.approx(0.4 / math.e, abs=0.01)
+
+
+def test_prompts_that_wait_count_as_work_of_the_last_seconds_at_once() -> None:
+    ledger = started_ledger(counters={PROMPT_SECONDS: 7.0})
+    assert ledger.load("p0", 0.0).prompt_use == 0.0
+    send(ledger, HAND_OVER, num_tokens=6000)
+    assert ledger.load("p0", 0.0).prompt_use == pytest.approx(0.6), "6 s of work, in ten seconds"
 
 
 def test_heartbeats_add_what_others_have_sent_and_count_nothing_twice() -> None:

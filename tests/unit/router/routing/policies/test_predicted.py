@@ -24,7 +24,7 @@ def node(name: str, role: Role = Role.DECODE, hit: int = 0, state: int | None = 
         name,
         role,
         hit=PrefixHit(hit, state_tokens, min(hit, state_tokens)),
-        load=Load(**{"free_tokens": 1 << 20, "free_slots": 256} | load),  # type: ignore[arg-type]
+        load=Load(**{"free_tokens": 1 << 20, "free_slots": 256, "prompt_use": 1.0} | load),  # type: ignore[arg-type]
         costs=StepCosts(),
         chunk_tokens=8192,
         block_size=16,
@@ -157,6 +157,14 @@ def test_a_node_that_had_few_prompts_lately_takes_an_answer_that_a_busy_one_leav
     decode, request = node("d", **busy(6)), replace(REQUEST, num_tokens=1024, answer_tokens=1000)
     chosen = [choose(node("p", Role.PREFILL, prompt_share=share), decode, request=request) for share in (0.1, 0.7)]
     assert [plan.decode for plan in chosen] == ["p", "d"]
+
+
+@pytest.mark.parametrize(("uses", "chosen"), [((0.2, 0.2), "p"), ((0.2, 0.4), "d"), ((0.6, 0.0), "d")])
+def test_no_node_is_kept_free_for_prompts_that_take_little_of_the_time(uses: tuple[float, float], chosen: str) -> None:
+    """By the work of all nodes, wherever it is done."""
+    at_p, at_d = ({"prompt_share": 0.3, "prompt_use": use} for use in uses)
+    nodes = node("p", Role.PREFILL, **at_p, **busy(30, 1500)), node("d", **at_d, **busy(34, 1500))
+    assert choose(*nodes, request=replace(REQUEST, num_tokens=1024, answer_tokens=1000)).decode == chosen
 
 
 def test_prompts_that_are_done_soon_keep_a_short_answer_away_but_no_long_one() -> None:
