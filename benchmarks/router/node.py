@@ -62,6 +62,7 @@ class SimulatedNode:
         self.busy_s = 0.0
         self.prefill_busy_s = 0.0
         self.prompt_s = 0.0
+        self.sampled_tokens = 0
         self.cache = PrefixCache(
             num_blocks=shape.num_blocks,
             num_slots=shape.num_slots,
@@ -288,6 +289,7 @@ class SimulatedNode:
     def advance(self, stride: Stride) -> None:
         if stride.num_decoding:
             self._num_steps += stride.num_steps
+            self.sampled_tokens += stride.num_steps * stride.num_decoding
             self._context_tokens += stride.num_steps * stride.num_decoding
         finished, prefilled = [], []
         while self._decoding and self._decoding[0][0] <= self._num_steps:

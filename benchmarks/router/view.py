@@ -135,7 +135,7 @@ def _status(node: SimulatedNode, links: tuple[LinkStatus, ...]) -> NodeStatus:
     return NodeStatus(
         running=node.num_running,
         waiting=node.num_waiting,
-        counters={TIMED_STEPS: 99.0, PROMPT_SECONDS: node.prompt_s},
+        counters={TIMED_STEPS: 99.0, PROMPT_SECONDS: node.prompt_s, "sampled_tokens": node.sampled_tokens},
         blocks=_pool(stats.blocks, stats.num_indexed_blocks),
         slots=_pool(stats.slots, stats.num_checkpoints),
         links=links,

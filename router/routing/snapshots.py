@@ -16,6 +16,7 @@ from router.cluster.cluster_index import ClusterIndex
 from router.cluster.node_id import NodeId
 from router.routing.candidates import NO_HIT, NO_LINKS, Candidate, LinkCosts
 from router.routing.coming_hits import with_coming
+from router.routing.fresh_costs import FreshCosts
 from router.routing.ledger import Ledger
 from router.routing.links import LinksOf, MeasuredLinks
 
@@ -59,6 +60,7 @@ class Snapshots:
         self._ledger = ledger
         self.roles_are_fixed = roles_are_fixed
         self._facts: dict[str, _Facts] = {}
+        self._fresh_costs = FreshCosts()
         self._peers: dict[str, frozenset[str]] = {}
         self._doubtful: frozenset[str] = frozenset()
         self._board: _Board | None = None
@@ -70,7 +72,8 @@ class Snapshots:
         if known is not None and known.id[1] != info.incarnation:
             self._ledger.forget(info.name)
         self._ledger.heartbeat(info, status, now_s)
-        facts = self._facts[info.name] = _Facts(info, status, known)
+        costs = self._fresh_costs.heartbeat(info, status, now_s)
+        facts = self._facts[info.name] = _Facts(info, status, costs, known)
         if known is None or known.id != facts.id or known.device != info.device:
             self._link()
             return
@@ -84,6 +87,7 @@ class Snapshots:
     def keep(self, names: Collection[str]) -> None:
         """Forgets all other nodes."""
         if gone := self._facts.keys() - set(names):
+            self._fresh_costs.keep(names)
             for name in gone:
                 del self._facts[name]
                 self._ledger.forget(name)
@@ -249,9 +253,9 @@ class _Board:
 
 
 class _Facts:
-    """One node as its last heartbeat describes it."""
+    """One node as its last heartbeat describes it, and its costs as far as they are fresh."""
 
-    def __init__(self, info: NodeInfo, status: NodeStatus, known: _Facts | None) -> None:
+    def __init__(self, info: NodeInfo, status: NodeStatus, costs: StepCosts, known: _Facts | None) -> None:
         self.id: NodeId = (info.name, info.incarnation)
         self.device = info.device
         self.reported_links = status.links
@@ -263,7 +267,7 @@ class _Facts:
         self.links: Mapping[str, LinkCosts] = NO_LINKS
         self.layout = info.layout
         self.chunk_tokens = info.max_step_tokens
-        self.costs = status.costs
+        self.costs = costs
         self.timed_steps = status.counters.get(TIMED_STEPS, 0)
         self.is_known = self.timed_steps >= KNOWN_AFTER_STEPS
         self.standing = (self.timed_steps > 0, self.is_known)
