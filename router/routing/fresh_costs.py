@@ -51,23 +51,23 @@ class FreshCosts:
         self._last: dict[tuple[str, str], _Worker] = {}  # by kind of device and counter
 
     def heartbeat(self, info: NodeInfo, status: NodeStatus, now_s: float) -> StepCosts:
-        """Returns the node's own costs as far as they are fresh."""
-        counted = {counter: status.counters.get(counter, 0.0) for counter in PARTS}
+        """Returns the node's own costs as far as they are fresh, or the node does not count its work."""
+        counted = {counter: status.counters[counter] for counter in PARTS if counter in status.counters}
         before = self._reported.get(info.name)
         if before is None or before.incarnation != info.incarnation:
             before = _Reported(info.incarnation, now_s, counted, dict.fromkeys(PARTS, 0.0))
         costs, idle_s = status.costs, before.idle_s
-        for counter, names in PARTS.items():
+        for counter, number in counted.items():
             kind = info.device, counter
             last = self._last.get(kind)
-            if counted[counter] > before.counted[counter]:
+            if number > before.counted.get(counter, number):
                 idle_s[counter] = 0.0
                 self._last[kind] = _Worker(info.name, now_s, status.costs)
             elif last is not None and last.name != info.name:
                 if last.at_s >= before.at_s:
                     idle_s[counter] += now_s - before.at_s
                 if idle_s[counter] >= PASSED_OVER_S:
-                    costs = replace(costs, **{name: getattr(last.costs, name) for name in names})
+                    costs = replace(costs, **{name: getattr(last.costs, name) for name in PARTS[counter]})
         self._reported[info.name] = _Reported(info.incarnation, now_s, counted, idle_s)
         return costs
 

@@ -19,6 +19,7 @@ class Nodes:
 
     def __init__(self, device_of_b: str = "cuda") -> None:
         self.fresh = FreshCosts()
+        self.counts_of_b = True
         self._now_s = 0.0
         self._counters = {name: {"sampled_tokens": 0.0, PROMPT_SECONDS: 0.0} for name in "ab"}
         self._devices = {"a": "cuda", "b": device_of_b}
@@ -35,7 +36,8 @@ class Nodes:
         for name, own in (("a", SOUND), ("b", SLOW)):
             self._counters[name][does] += name in at_work
             info = node_info(name, Role.BOTH, device=self._devices[name], incarnation=incarnation)
-            status = replace(node_status(), costs=own, counters=dict(self._counters[name]))
+            counters = dict(self._counters[name]) if name == "a" or self.counts_of_b else {}
+            status = replace(node_status(), costs=own, counters=counters)
             costs = self.fresh.heartbeat(info, status, self._now_s)
         return costs
 
@@ -57,6 +59,12 @@ def test_a_node_that_works_or_has_no_other_beside_it_that_does_keeps_its_costs(a
     nodes = Nodes()
     nodes.after(BEAT_S, "a")
     assert nodes.after(3 * PASSED_OVER_S, at_work) == SLOW
+
+
+def test_a_node_of_a_release_that_does_not_count_such_work_keeps_its_costs() -> None:
+    nodes = Nodes()
+    nodes.counts_of_b = False
+    assert nodes.after(2 * PASSED_OVER_S, "a") == SLOW
 
 
 def test_nodes_on_another_kind_of_device_say_nothing() -> None:
