@@ -1,14 +1,18 @@
 """A workload of chats that share system prompts, with the answers that each of its requests must get."""
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 
+import torch
+
 from headrace.engine.build import BuiltEngine
-from headrace.engine.sequence import Sampled
 from headrace.request import Request
-from tests.support.engine.driving import GREEDY, Run, engine_of, generate, request
-from tests.support.engine.oracle import MIN_MARGIN
+from tests.support.engine.driving import GREEDY, Run, engine_of, request, submit
+from tests.support.engine.oracle import MIN_MARGIN, oracle
+
+NUM_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -24,45 +28,81 @@ class Turn:
         return len(self.request.tokens) + len(self.answer) - 1
 
 
+@dataclass
+class Draft:
+    """A conversation in the making: the messages to come, each with the length of its answer."""
+
+    system: list[int]
+    to_come: list[tuple[list[int], int]]
+    boundaries: list[int] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+
+    @property
+    def text(self) -> list[int]:
+        return [*self.turns[-1].request.tokens, *self.turns[-1].answer] if self.turns else self.system
+
+    def next_request(self) -> Request:
+        (message, num_tokens), text = self.to_come.pop(0), self.text
+        self.boundaries.append(len(text))
+        sampling = replace(GREEDY, max_tokens=num_tokens)
+        return request([*text, *message], sampling, boundaries=tuple(self.boundaries))
+
+
 def conversations(path: Path, num_requests: int, seed: int) -> list[list[Turn]]:
-    """Conversations of 1 to 5 turns. The answers come from one request at a time, with caching off; none stands on the
-    edge between two tokens, where a batch's order of summing would decide.
+    """Conversations of 1 to 5 turns. An engine with caching off gives the answers, `NUM_AT_ONCE` at a time; each must
+    be what transformers prefers. None stands on the edge between two tokens, where a batch's order of summing would
+    decide.
     """
     rng = random.Random(seed)
-    # No checkpoints, and a salt for each request: nothing is ever reused. Room for the longest conversation alone,
-    # since the cache is checked after each step, entry by entry.
-    alone = engine_of(path, num_blocks=32, num_slots=3, checkpoint_policy="none")
+    # No checkpoints, and a salt for each request: nothing is ever reused. Room for as many of the longest conversation.
+    engine = engine_of(path, num_blocks=NUM_AT_ONCE * 27, num_slots=NUM_AT_ONCE * 2, checkpoint_policy="none")
     systems = [_tokens(rng, length) for length in (10, 23, 37, 64)]
     chats: list[list[Turn]] = []
-    num_made = 0
-    while num_made < num_requests:
-        chats.append([])
-        tokens, boundaries = list(rng.choice(systems)), []
-        for _ in range(min(rng.randint(1, 5), num_requests - num_made)):
-            boundaries.append(len(tokens))
-            turn = _clear_turn(alone, rng, tokens, tuple(boundaries), salt=num_made.to_bytes(4, "little"))
-            chats[-1].append(turn)
-            tokens = [*turn.request.tokens, *turn.answer]
-            num_made += 1
+    while num_left := num_requests - sum(len(chat) for chat in chats):
+        drafts: list[Draft] = []
+        while num_left:
+            num_turns = min(rng.randint(1, 5), num_left)
+            to_come = [(_tokens(rng, rng.randint(2, 30)), rng.randint(1, 40)) for _ in range(num_turns)]
+            drafts.append(Draft(rng.choice(systems), to_come))
+            num_left -= num_turns
+        _answer(engine, drafts)
+        chats += [draft.turns for draft in drafts if _is_clear(path, draft)]
     return chats
 
 
-def _clear_turn(
-    alone: BuiltEngine, rng: random.Random, before: list[int], boundaries: tuple[int, ...], salt: bytes
-) -> Turn:
-    while True:
-        tokens = [*before, *_tokens(rng, rng.randint(2, 30))]
-        asked = request(tokens, replace(GREEDY, max_tokens=rng.randint(1, 40)), boundaries=boundaries)
-        run = generate(alone, replace(asked, salt=salt, sampling=replace(asked.sampling, logprobs=2)))
-        assert run.sequence.num_prefilled == len(tokens), "caching is off"
-        if _margin(run) >= MIN_MARGIN:
-            return Turn(asked, tuple(run.tokens))
+def _answer(engine: BuiltEngine, drafts: list[Draft]) -> None:
+    waiting, running, salts = list(drafts), list[tuple[Draft, Request, Run]](), count()
+    while waiting or running:
+        while waiting and len(running) < NUM_AT_ONCE:
+            draft = waiting.pop(0)
+            asked = draft.next_request()
+            running.append((draft, asked, submit(engine, replace(asked, salt=next(salts).to_bytes(4, "little")))))
+        engine.engine.admit()
+        if not engine.engine.step():
+            raise AssertionError("the engine is idle, with requests at work")
+        for talk in list(running):
+            draft, asked, run = talk
+            if run.is_finished:
+                engine.engine.release(run.sequence)
+                running.remove(talk)
+                assert run.sequence.num_prefilled == len(asked.tokens), "caching is off"
+                draft.turns.append(Turn(asked, tuple(run.tokens)))
+                if draft.to_come:
+                    waiting.insert(0, draft)
+    engine.engine.cache.check()
 
 
-def _margin(run: Run) -> float:
-    """Between the best token and the second, where they are closest."""
-    tops = [event.token.logprobs.top for event in run.events if isinstance(event, Sampled)]
-    return min(best.logprob - second.logprob for best, second in tops)
+@torch.inference_mode()
+def _is_clear(path: Path, draft: Draft) -> bool:
+    """False where transformers itself is near a tie. Raises if it is not, and prefers another answer."""
+    logits_TV = oracle(path)(torch.tensor([draft.text]), use_cache=False).logits[0]
+    starts = [len(turn.request.tokens) for turn in draft.turns]
+    answered = [start + i for start, turn in zip(starts, draft.turns, strict=True) for i in range(len(turn.answer))]
+    (best_A, second_A), (preferred_A, _) = (each.T for each in logits_TV[torch.tensor(answered) - 1].topk(2))
+    if (best_A - second_A).min() < MIN_MARGIN:
+        return False
+    assert [draft.text[position] for position in answered] == preferred_A.tolist()
+    return True
 
 
 def _tokens(rng: random.Random, length: int) -> list[int]:

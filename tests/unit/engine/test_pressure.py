@@ -44,7 +44,7 @@ def path(request: pytest.FixtureRequest, tiny_checkpoint: Callable[[str], Path])
         *(("none", "auto"), ("align", "fixed"), ("every", "fixed"), ("branch", "auto")),
     ],
 )
-def test_answers_are_those_of_one_request_at_a_time_without_a_cache(policy: str, count: str | None, path: Path) -> None:
+def test_answers_are_those_of_transformers(policy: str, count: str | None, path: Path) -> None:
     chats = chats_of(path)
     turns = [turn for chat in chats for turn in chat]
     num_tokens = NUM_OPEN * sum(turn.num_computed for turn in turns) // len(turns)
