@@ -27,7 +27,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass
 class _Reported:
-    """What a node said in its last heartbeat. By counter: `counted`, and `idle_s`, for how long others did the work."""
+    """A node's last heartbeat. By counter: `counted`, and `idle_s`, for how long others did the work meanwhile."""
 
     incarnation: int
     at_s: float
