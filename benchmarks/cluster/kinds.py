@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import typer
+
 from benchmarks.cluster.processes import NodeSettings
 from headrace.speculation.config import MTP
 from headrace.wire.node_messages import Role
@@ -26,10 +28,12 @@ class Kind:
     is_elastic: bool
 
     def clusters(self, num_devices: int) -> list[Sequence[str]]:
-        """The roles in each cluster. Raises ValueError where the devices do not come out even."""
+        """The roles in each cluster. Raises BadParameter where the devices do not come out even."""
         parts, left = divmod(num_devices, len(self.roles))
         if left or not parts:
-            raise ValueError(f"{num_devices} devices for sets of {len(self.roles)} nodes: name a multiple of that")
+            raise typer.BadParameter(
+                f"{num_devices} nodes, one on each device, for sets of {len(self.roles)}: give a multiple of that"
+            )
         return [[*self.roles] * parts] if self.is_divided else [self.roles] * parts
 
 
