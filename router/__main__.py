@@ -23,11 +23,13 @@ del FLAGS["--tls"], FLAGS["--api-keys"]
 
 def run(config: RouterConfig) -> int:
     """Runs until SIGINT or SIGTERM; the process's exit status."""
-    from router.server import START_ERRORS, RouterServer  # here: `--help` needs neither gRPC nor the tokenizers
+    import uvloop  # here: `--help` needs neither the loop, nor gRPC, nor the tokenizers
+
+    from router.server import START_ERRORS, RouterServer
 
     log_to_stderr()
     try:
-        asyncio.run(_serve(RouterServer(config)))
+        uvloop.run(_serve(RouterServer(config)))  # as Ray's actors do
     except START_ERRORS as error:
         print(f"router: {error}", file=sys.stderr)
         return START_FAILED_STATUS

@@ -46,7 +46,7 @@ from tests.support.router.fake_nodes import node_info
 from tests.support.router.model_folder import write_model_folder
 
 SERVER = """
-import asyncio, sys
+import asyncio, sys, uvloop
 from headrace.pauses import keep_pauses_short
 from router.config import RouterConfig
 from router.server import RouterServer
@@ -62,7 +62,7 @@ async def main():
     await server.stop()
 
 
-asyncio.run(main())
+uvloop.run(main())  # as the router's process does
 """
 READ_EVERY_S = 0.01
 """How often all clients read: one woken by each event would cost this process more than a token costs the router."""
