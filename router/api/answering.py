@@ -22,6 +22,7 @@ from router.api.completions import CompletionService
 from router.api.generation import GenerationRequest
 from router.api.request_ids import request_id_of
 from router.errors import ApiError
+from router.http.body_writer import body_writer_of
 from router.parsing.body_parser import Reader
 from router.parsing.parser import RequestParser
 
@@ -88,8 +89,10 @@ class Answering:
         generation = asked_by(client, request_id_of(request.scope), request.scope, generation)
         service = self._service
         deadline_s = asyncio.get_running_loop().time() + service.answer_timeout_s
-        work = service.stream if generation.stream else service.answer
-        answer = work(generation, writer_of, client)
+        if generation.stream:
+            answer = service.stream(generation, writer_of, client, body_writer_of(request.scope))
+        else:
+            answer = service.answer(generation, writer_of, client)
         # Nothing is sent before the answer or its first event is there, so that errors still have a status code.
         first = await unless_gone(request.receive, answer.__anext__())
         if generation.stream:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
@@ -12,8 +12,8 @@ from router.api.answer_writer import AnswerUsage, ChoiceEnd
 from router.api.generation import GenerationRequest
 from router.api.logprobs import SLICE_NUMBERS
 from router.api.output_queue import OutputQueue
+from router.requests import events as ev
 from router.requests.driver import RequestDriver
-from router.requests.events import Show, ShowPrompt
 from router.requests.outputs import Ended, Output
 from router.text.answer.parts import CallStart
 from router.text.text_stream import TextDelta, TextStream, joined
@@ -123,15 +123,18 @@ class ShownPrompt:
 
 
 Shown = TextDelta | ShownPrompt | Ended
+Show = Callable[[int, TextDelta], bool]
+"""Shows a choice's delta to the client at once; returns False if that has to wait."""
 
 
 class ChoiceSink:
     """Takes the outputs of one choice's request as they come: text is made and stop strings are found here, whether or
     not the client reads."""
 
-    def __init__(self, choice: Choice, queue: OutputQueue[Shown]) -> None:
+    def __init__(self, choice: Choice, queue: OutputQueue[Shown], show: Show) -> None:
         self._choice = choice
         self._queue = queue
+        self._show = show
 
     @property
     def is_complete(self) -> bool:
@@ -143,10 +146,11 @@ class ChoiceSink:
 
     def put(self, output: Output) -> None:
         match output:
-            case Show(tokens):
+            case ev.Show(tokens):
                 delta = self._choice.text_delta(tokens)
-                self._queue.put(self._choice.index, delta, unread_bytes(delta.text, delta.tokens))
-            case ShowPrompt(logprobs):
+                if not (self._queue.is_awaited and self._show(self._choice.index, delta)):
+                    self._queue.put(self._choice.index, delta, unread_bytes(delta.text, delta.tokens))
+            case ev.ShowPrompt(logprobs):
                 shown = self._choice.shown_prompt(logprobs)
                 num_numbers = len(logprobs.logprobs) + 2 * len(logprobs.top_ids)
                 self._queue.put(self._choice.index, shown, len(shown.echo) + NUMBER_BYTES * num_numbers)
@@ -168,17 +172,20 @@ class Choices:
     """All choices of one generation request. The caller appends each one's driver to `drivers`, in order.
 
     max_unread_bytes   of all choices together, as `OutputQueue` bounds them
+    show               asked for each delta of tokens that comes while the reader of `deltas` waits, who gets what it
+                       does not show
     """
 
-    def __init__(self, generation: GenerationRequest, tokens: ModelTokens, max_unread_bytes: int) -> None:
+    def __init__(self, generation: GenerationRequest, tokens: ModelTokens, max_unread_bytes: int, show: Show) -> None:
         self._generation = generation
+        self._show = show
         self._queue: OutputQueue[Shown] = OutputQueue(max_unread_bytes)
         self.all = [Choice(index, generation, tokens) for index in range(len(generation.requests))]
         self.drivers: list[RequestDriver] = []
 
     def sink_of(self, index: int) -> ChoiceSink:
         """The sink for the outputs of one choice's request."""
-        return ChoiceSink(self.all[index], self._queue)
+        return ChoiceSink(self.all[index], self._queue, self._show)
 
     async def deltas(self) -> AsyncIterator[tuple[Choice, TextDelta, ChoiceEnd | None]]:
         """Deltas as they come, each choice's last with its end; raises the ApiError of a failed request.

@@ -10,10 +10,11 @@ from http import HTTPStatus
 from headrace.request import FinishReason
 from headrace.wire.node_messages import Role
 from router.api.answer_writer import ANSWER_END, AnswerWriter, ChoiceEnd, RenderedDelta, WriterOf
-from router.api.choices import Choices
+from router.api.choices import Choices, Show
 from router.api.generation import GenerationRequest
 from router.api.logprobs import num_logprobs, slices
 from router.errors import ApiError, bad_request, no_node
+from router.http.body_writer import BodyWriter
 from router.requests.admission import Admission
 from router.requests.client import Client
 from router.requests.context import RouterContext
@@ -58,7 +59,7 @@ class CompletionService:
         deltas: list[list[RenderedDelta]] = [[] for _ in generation.requests]
         ends = [ChoiceEnd(FinishReason.STOP)] * len(generation.requests)
         num_kept = 0
-        async with self._running(generation, client) as choices:
+        async with self._running(generation, client, _show_nothing) as choices:
             async for choice, delta, end in choices.deltas():
                 num_kept += 0 if delta.is_prompt else num_logprobs(delta.tokens)
                 self._check_kept(num_kept)
@@ -74,13 +75,27 @@ class CompletionService:
             yield b""
         yield ANSWER_END
 
-    async def stream(self, generation: GenerationRequest, writer_of: WriterOf, client: Client) -> AsyncGenerator[bytes]:
+    async def stream(
+        self, generation: GenerationRequest, writer_of: WriterOf, client: Client, body: BodyWriter | None = None
+    ) -> AsyncGenerator[bytes]:
         """Runs a generation request and yields server-sent events. An ApiError is raised before the first event; after
-        it, the error is the last event."""
+        it, the error is the last event.
+
+        body   gets events that come while the reader waits for one, and has sent all before it
+        """
         writer = writer_of(generation, self._tokens.token_bytes)
         begun: set[int] = set()  # choices that have sent something
+        is_fast = all(request.sampling.logprobs is None for request in generation.requests)
+
+        def show(index: int, delta: TextDelta) -> bool:
+            if body is None or not is_fast or index not in begun or not body.may_write:
+                return False
+            if data := writer.delta(index, writer.render(index, delta)):
+                body.write(data)
+            return True
+
         try:
-            async with self._running(generation, client) as choices:
+            async with self._running(generation, client, show) as choices:
                 async for choice, delta, end in choices.deltas():
                     data = b"" if choice.index in begun else writer.begin(choice.index)
                     async for rendered in self._rendered(writer, choice.index, delta):
@@ -145,14 +160,14 @@ class CompletionService:
             )
 
     @asynccontextmanager
-    async def _running(self, generation: GenerationRequest, client: Client) -> AsyncIterator[Choices]:
+    async def _running(self, generation: GenerationRequest, client: Client, show: Show) -> AsyncIterator[Choices]:
         """Admits and runs the requests; leaving cancels those still running."""
         self._check_scores(generation)
         self._check_nodes()
         self._check_ids(generation)
         config = self._context.config
         objectives = generation.objectives.over(config.objectives)
-        choices = Choices(generation, self._tokens, self._context.config.max_unread_bytes)
+        choices = Choices(generation, self._tokens, self._context.config.max_unread_bytes, show)
         async with AsyncExitStack() as stack:
             count, per_prompt = len(generation.requests), generation.choices_per_prompt
             followers = [index for index in range(count) if index % per_prompt]
@@ -183,3 +198,7 @@ class CompletionService:
         is_late = awaited and awaited[0].expected_at_s > now_s + self._context.config.request_timeout_s
         if not nodes.live(Role.DECODE) and (is_late or not nodes.may_come(Role.DECODE)):
             raise no_node(Role.DECODE, awaited, now_s)
+
+
+def _show_nothing(index: int, delta: TextDelta) -> bool:
+    return False

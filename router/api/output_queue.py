@@ -23,7 +23,13 @@ class OutputQueue(Generic[T]):
         self._filled = asyncio.Event()
         self._has_room = asyncio.Event()
         self._has_room.set()
+        self._reader_waits = False
         self.num_bytes = 0
+
+    @property
+    def is_awaited(self) -> bool:
+        """True while the reader waits, and has passed on all that was put here: what comes now may pass by."""
+        return self._reader_waits and not self._items
 
     def put(self, index: int, output: T, num_bytes: int) -> None:
         self._items.append((index, output))
@@ -43,7 +49,11 @@ class OutputQueue(Generic[T]):
     async def batches(self) -> AsyncIterator[list[tuple[int, T]]]:
         """Non-empty lists of outputs, in order, without end."""
         while True:
-            await self._filled.wait()
+            self._reader_waits = True
+            try:
+                await self._filled.wait()
+            finally:
+                self._reader_waits = False
             self._filled.clear()
             items, self._items = self._items, []
             self.num_bytes = 0

@@ -13,6 +13,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from router.errors import ApiError
+from router.http.body_writer import offer_body_writer
 from router.http.connections import Connections
 from router.http.limits import HttpLimits
 
@@ -131,6 +132,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._reading_head = False
             self._reading_body = True
             super().on_headers_complete()
+            offer_body_writer(self.cycle.scope, self.cycle)  # type: ignore[arg-type]
 
     def on_body(self, body: bytes) -> None:
         if self._refusal is None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -28,8 +29,8 @@ async def start(start_router: StartRouter, cluster: FakeCluster, **settings: Any
 
 
 @asynccontextmanager
-async def unread(running: Running, **body: Any) -> AsyncIterator[None]:
-    """A client that sends a request and reads nothing."""
+async def unread(running: Running, **body: Any) -> AsyncIterator[socket.socket]:
+    """The socket of a client that sends a request and reads nothing."""
     chat = {"messages": [{"role": "user", "content": "hi"}], "logprobs": True, "top_logprobs": 20, "ignore_eos": True}
     data = json.dumps(chat | body).encode()
     host, port = running.server.url.removeprefix("http://").split(":")
@@ -40,7 +41,7 @@ async def unread(running: Running, **body: Any) -> AsyncIterator[None]:
         await loop.sock_connect(client, (host, int(port)))
         head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(data)
         await loop.sock_sendall(client, head + data)
-        yield
+        yield client
 
 
 async def generated(running: Running) -> int:
@@ -97,6 +98,28 @@ async def test_a_client_that_falls_behind_gets_its_whole_answer_when_it_reads_ag
             if line.startswith("data: {"):
                 ids += json.loads(line.removeprefix("data: "))["choices"][0].get("token_ids", [])
     assert ids == [answer[place % len(answer)] for place in range(3000)]
+
+
+async def test_a_client_that_stops_reading_for_a_while_gets_its_whole_answer_in_order(
+    start_router: StartRouter, answer: list[int]
+):
+    """Its tokens are written as they come, then gathered, then written as they come."""
+    cluster = fake_cluster(answer, eos_id=0)
+    running = await start(start_router, cluster, max_unread_bytes=1 << 12)
+    decode_node(cluster, "d0").tokens_per_event = 1
+    data = bytearray()
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        unread(
+            running, max_tokens=30_000, stream=True, return_token_ids=True, logprobs=False, top_logprobs=None
+        ) as client,
+    ):
+        assert await stands_still(lambda: generated(running)) < 30_000
+        while not data.endswith(b"0\r\n\r\n"):
+            data += await asyncio.get_running_loop().sock_recv(client, 1 << 20)
+    parts = [json.loads(ids) for ids in re.findall(rb'"token_ids":(\[.*?\])', data)]
+    assert [each for ids in parts for each in ids] == [answer[place % len(answer)] for place in range(30_000)]
+    assert {1} < set(map(len, parts)), "some came alone, and some together"
 
 
 async def test_a_stop_string_is_found_though_the_client_does_not_read(start_router: StartRouter, tokens: ModelTokens):
