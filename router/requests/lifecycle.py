@@ -103,7 +103,7 @@ class RequestLifecycle:
 
     @property
     def is_over(self) -> bool:
-        return isinstance(self.state, Completed | Failed)
+        return isinstance(self.state, (Completed, Failed))  # each token asks: a union would be made anew
 
     @property
     def has_computed_prompt(self) -> bool:
@@ -280,8 +280,9 @@ class RequestLifecycle:
         match self.state:
             case Decoding(is_stopped=True):
                 return self.state, []
-            case Decoding(is_halting=is_halting):
-                return Decoding(event.finish, is_halting=is_halting), [self.shown.show(event.tokens)]
+            case Decoding(finish, is_halting=is_halting):
+                after = self.state if event.finish is finish else Decoding(event.finish, is_halting=is_halting)
+                return after, [self.shown.show(event.tokens)]
             case PrefillingLocally():
                 return Decoding(event.finish), [self.shown.show(event.tokens)]
             case AwaitingFirstToken(_, held):
@@ -327,9 +328,7 @@ class RequestLifecycle:
                 return self._fail(end)
         if isinstance(cause, NodeBusy):  # it may wait for room that waits for what is reserved: that is given back
             return self._start_over()
-        if self.failures.await_judgement:
-            return self._start_over()
-        if nonce is None or cause is None or (renewing := renewal(self.state)) is None:
+        if self.failures.await_judgement or nonce is None or cause is None or (renewing := renewal(self.state)) is None:
             return self._start_over()
         return renewing, [SendRenew(nonce)]
 

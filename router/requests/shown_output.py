@@ -39,7 +39,7 @@ class ShownOutput:
         """These tokens, behind the one that was held back."""
         if self.held_first:
             tokens, self.held_first = (*self.held_first, *tokens), ()
-        self.generated.extend(token.id for token in tokens)
+        self.generated += [token.id for token in tokens]
         return Show(tokens)
 
     def show_or_hold(self, token: Token) -> list[Show]:

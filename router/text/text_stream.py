@@ -90,7 +90,7 @@ class TextStream:
                 break
             self.num_tokens += 1
             offsets.append(self._offset)
-            ends = self._ends(token.id)
+            ends = token.id in self._ending_ids and self.num_tokens >= self._min_tokens
             if ends and token.id in self._stop_ids:
                 self.stop_token = token.id
             text = "" if ends and not self._include_stop else self._detokenizer.push(token.id)
@@ -104,6 +104,3 @@ class TextStream:
         if self._stops.found is not None:
             return ""
         return self._stops.push(self._detokenizer.finish()) + self._stops.finish()
-
-    def _ends(self, token_id: int) -> bool:
-        return token_id in self._ending_ids and self.num_tokens >= self._min_tokens
