@@ -32,7 +32,7 @@ class ChatWriter:
         prompt = self._chunks.prompt_items(delta, self._names)
         if delta.is_prompt and not self._generation.echo:
             return RenderedDelta("", (), None, prompt=prompt)
-        ids, columns = tuple(token.id for token in delta.tokens), None
+        ids, columns = tuple([token.id for token in delta.tokens]), None
         if ids and self._generation.requests[index].sampling.logprobs is not None:
             columns = columns_of(chat_logprobs(delta.tokens, self._names))
         return RenderedDelta(delta.text, ids, columns, delta.parts, prompt)
@@ -48,7 +48,8 @@ class ChatWriter:
                 fields = list(_chunk_fields(parts))
         if not fields and self._chunks.has_tokens(delta):
             fields = ['"content":""']
-        ids, logprobs = self._chunks.token_ids(delta), _logprobs([delta])
+        ids = self._chunks.token_ids(delta)
+        logprobs = "null" if delta.logprobs is None else _logprobs([delta])
         data = b""
         for each in fields:
             data += self._chunks.chunk(index, f'"delta":{{{each}}}{ids}', logprobs, None)

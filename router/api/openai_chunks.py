@@ -25,7 +25,8 @@ class OpenAIChunks:
     def __init__(self, generation: GenerationRequest, kind: str) -> None:
         self._generation = generation
         self._head = self._envelope(kind)[:-1]
-        self._usage_tail = ',"usage":null}' if generation.include_usage else "}"
+        self._chunk_head = f'{self._head},"choices":[{{"index":'
+        self._chunk_tail = '}],"usage":null}' if generation.include_usage else "}]}"
 
     def _envelope(self, kind: str) -> str:
         generation = self._generation
@@ -35,8 +36,7 @@ class OpenAIChunks:
     def chunk(self, index: int, body: str, logprobs: str, end: ChoiceEnd | None) -> bytes:
         """The event for a part of one choice."""
         finish = '"finish_reason":null' if end is None else _end_fields(end)
-        choice = f'{{"index":{index},{body},"logprobs":{logprobs},{finish}}}'
-        return event(f'{self._head},"choices":[{choice}]{self._usage_tail}')
+        return event(f'{self._chunk_head}{index},{body},"logprobs":{logprobs},{finish}{self._chunk_tail}')
 
     def has_tokens(self, delta: RenderedDelta) -> bool:
         """True for a delta with token ids or log-probabilities that the client asked for."""
