@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from headrace.request import FinishReason
 from router.api.generation import GenerationRequest
@@ -17,9 +17,8 @@ from router.text.token_bytes import TokenBytes
 ANSWER_END = b"\n"  # after the JSON of a whole answer
 
 
-@dataclass(frozen=True)
-class RenderedDelta:
-    """A delta whose log-probabilities are JSON already; None: it has none.
+class RenderedDelta(NamedTuple):
+    """A delta whose log-probabilities are JSON already; None: it has none. A tuple, as `TextDelta` is one.
 
     parts    of a chat's text
     prompt   items of `prompt_logprobs`

@@ -82,7 +82,7 @@ class Choice:
             # One by one: reasoning's tokens are counted, and none is shown after the last call.
             return joined([self._parsed(self.text.push((token,))) for token in tokens if not self.is_complete])
         delta = self.text.push(tokens)
-        return replace(delta, text=self._take_echo() + delta.text) if self._echo else delta
+        return delta._replace(text=self._take_echo() + delta.text) if self._echo else delta
 
     def _parsed(self, delta: TextDelta) -> TextDelta:
         assert self._parser is not None
@@ -97,7 +97,7 @@ class Choice:
         if self._parser is None:
             return TextDelta(self._take_echo() + self.text.finish())
         delta = self._parsed(TextDelta(self.text.finish()))
-        return replace(delta, parsed=(*delta.parts, *self._parser.finish()))
+        return delta._replace(parsed=(*delta.parts, *self._parser.finish()))
 
     @property
     def is_complete(self) -> bool:

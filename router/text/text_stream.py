@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from headrace.request import Sampling, Token
 from router.text.answer.parts import AnswerPart, ContentText, merged
@@ -11,9 +11,8 @@ from router.text.detokenizer import Detokenizer
 from router.text.stop_strings import StopStrings
 
 
-@dataclass(frozen=True)
-class TextDelta:
-    """The next part of a choice's text, and its tokens.
+class TextDelta(NamedTuple):
+    """The next part of a choice's text, and its tokens. A tuple: one is made for each event, in 0.6 us instead of 1.5.
 
     offsets     where each token begins in the text, in characters
     parsed      the text of a chat's answer, split into content, reasoning and tool calls; what may be the beginning of
