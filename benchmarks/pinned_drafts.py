@@ -71,7 +71,8 @@ class PinnedDrafts:
 
         On the device: the host may know neither the tokens nor the drafts, and passes behind them read both.
         """
-        drawn, made = self._runner._drawn, self._runner._drafted
+        drawn, sources = self._runner._drawn, self._runner._sources
+        made = None if sources is None else sources.drafted
         pinned, first_row = [], 0
         for entry in inputs:
             num_drafts = len(entry.tokens) - 1 if entry.has_drafts else 0

@@ -38,9 +38,10 @@ from headrace.engine.runner import Launched
 from headrace.engine.verify_inputs import VerifyInputs
 from headrace.forward.memory import use_device
 from headrace.forward.sequence_input import SequenceInput
-from headrace.kernels.lib.tails import TailField
+from headrace.kernels.sampling.checked_rows import CheckField
 from headrace.models.config import ModelConfig
 from headrace.models.weights import random_model
+from headrace.pauses import keep_pauses_short
 from headrace.speculation.config import SpeculationConfig
 from headrace.speculation.draft_count import AutoCount, FixedCount
 
@@ -177,7 +178,7 @@ def states_ms(built: BuiltEngine, size: int, num_drafts: int, context: int) -> f
     assert isinstance(passes.inputs, VerifyInputs)
     replay = passes._graphs[next(rows for rows in passes.sizes if rows >= passes.inputs.num_rows(inputs))].replay
     with_ms = _replays_ms(replay)
-    passes.inputs._tails[:, TailField.DST] = -1
+    passes.inputs._fields[:, CheckField.WRITTEN] = -1
     without_ms = _replays_ms(replay)
     print(
         f"  a check of {size}: {writing_ms:.3f} ms with inputs, {with_ms:.3f} replayed, {without_ms:.3f} without states"
@@ -222,11 +223,13 @@ class Setup:
             max_model_tokens=self.context + 4 * (WARM_UP_STEPS + self.num_steps + 16),
             speculation=SpeculationConfig(drafter, "fixed", max(1, num_drafts)),
         )
+        gc.unfreeze()
         gc.collect()  # the engine before: its probe refers to it in a circle
         began_s = time.perf_counter()
         model = random_model(self.config, getattr(torch, config.model_dtype), self.device, with_mtp=has_layer)
         makes_up = num_drafts > 0 and not has_layer
         built = engine_around(model, config, time.monotonic, new_drafter=(lambda _: MadeUp()) if makes_up else None)
+        keep_pauses_short()  # as a node does
         print(f"{self.name}, {num_drafts} drafts: ready after {time.perf_counter() - began_s:.1f} s", flush=True)
         return built
 

@@ -88,7 +88,7 @@ class Work:
     client_work = 0.0
     exceeds = False
     may_be_admitted = True
-    drafts = ()
+    drafts, behind = (), None
     then: Callable[[Work], None]
 
     def __init__(self, number: int, source: Arrival, hit_policy: HitPolicy, *, is_handed_over: bool = False) -> None:

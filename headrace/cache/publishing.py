@@ -66,7 +66,8 @@ class ScheduledChunk(Generic[S]):
 
     emit          boundaries inside the span, ascending, with the slots that the kernels write their states to
     at_end        the boundary at the end of the span, if kept: the running state itself is donated after the step
-    num_drafts    of its tokens, all behind the first
+    drafts        of its tokens, all behind the first; `num_drafts` of them
+    slack         drafts of a check under way: by as many of them as are right, the span lies further on
     draft_slots   slots for states that rest on drafts: after all its tokens but the last, or with a tail the one that
                   the step writes, if it is not the claim's that it goes to
     tail          of a decode, what the step does with the tail; None: it has none, and its state is written
@@ -76,9 +77,16 @@ class ScheduledChunk(Generic[S]):
     span: ChunkSpan
     emit: list[tuple[Boundary, SlotId]] = field(default_factory=list)
     at_end: Boundary | None = None
+    drafts: Sequence[int] = ()
     num_drafts: int = 0
+    slack: int = 0
     draft_slots: list[SlotId] = field(default_factory=list)
     tail: TailStep | None = None
+
+    def begin_at(self, num_tokens: int) -> None:
+        """Places the span behind so many tokens, now that they are known."""
+        self.span = ChunkSpan(num_tokens, num_tokens + self.span.end - self.span.start)
+        self.slack = 0
 
     @property
     def writes_in_place(self) -> bool:

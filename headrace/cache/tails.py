@@ -57,3 +57,18 @@ class Tail(NamedTuple):
         """The step of these tokens, at most `interval` of them."""
         boundary = span.start - span.start % interval + interval
         return TailStep(self.row, self.base, boundary if boundary <= span.end else None)
+
+
+class BehindCheck(NamedTuple):
+    """A sequence's place behind the drafts of the last launch, if only the device knows how many are right.
+
+    row         of the layer's passes behind that launch, which count them
+    num_drafts  of the sequence in that launch
+    base        tokens before the state that it writes, and `slot`, where that goes: the tail begins there if all drafts
+                before it are right; None: it writes none
+    """
+
+    row: int
+    num_drafts: int
+    base: int | None
+    slot: int

@@ -21,6 +21,7 @@ from headrace.kernels.attention.paged_attention import PagedDecode
 from headrace.kernels.lib.sizes import cdiv
 from headrace.kernels.lib.upload import upload_values
 from headrace.kernels.sampling.argmax import argmax
+from headrace.kernels.sampling.checked_rows import CheckSources
 from headrace.models.model import HybridModel
 
 
@@ -88,16 +89,15 @@ class CapturedDrafts:
         self,
         model: HybridModel,
         memory: CacheMemory,
-        drawn: Tensor,
-        drafted: Tensor,
+        sources: CheckSources,
         sizes: Sequence[int],
         max_tokens: int,
         capture: Capture,
     ) -> None:
-        """No sequence is longer than `max_tokens`, its drafts included. `drawn`, `drafted`: see `CheckedStarts`; the
-        passes leave their drafts in `drafted`."""
+        """No sequence is longer than `max_tokens`, its drafts included. The passes leave their drafts in
+        `sources.drafted`."""
         self._model, self._memory = model, memory
-        self._drafted, self._checked = drafted, CheckedStarts(drawn, drafted, memory.ring_place)
+        self._drafted, self._checked = sources.drafted, CheckedStarts(sources, memory)
         self.sizes = sorted(sizes)
         most, self._block_size = round_up(self.sizes[-1], 16), memory.layout.block_size
         self._max_blocks = round_up(cdiv(max_tokens, self._block_size), 16)

@@ -9,6 +9,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
+from headrace.cache.publishing import ScheduledChunk
 from headrace.engine.cost_fit import CostFit
 from headrace.engine.drafts_ahead import FutureDrafts
 from headrace.engine.scheduler import smallest_gap_s
@@ -21,6 +22,9 @@ from headrace.step_costs import StepCosts, StepShape
 
 PLACES = ("1", "2", "3", "4", "5", "6", "7", "8+")
 """Places of drafts behind the newest token, as metrics name them."""
+
+
+NO_TOKENS: Mapping[Sequence, int] = {}
 
 
 class Found(NamedTuple):
@@ -46,9 +50,9 @@ class LayerDrafts(Protocol):
     """A layer of the model that drafts for all sequences of a step at once."""
 
     def drafts(self, wanted: list[tuple[Sequence, int]], num_running: int) -> list[SequenceOf[int]]:
-        """At most so many tokens after each sequence's, which are all known.
+        """At most so many tokens after each sequence's: those made ahead, or some made now behind known tokens.
 
-        Waits for the device, unless all are made ahead; then whoever asks for a value does.
+        Waits for the device, unless some are made ahead; then whoever asks for a value does, and the others get none.
 
         num_running   sequences that may need a block in the step: drafts take none of these
         """
@@ -59,10 +63,15 @@ class LayerDrafts(Protocol):
     ) -> None:
         """Begins to draft for the next call of `drafts`, behind the step that was just launched. Waits for nothing.
 
-        checked      sequences with drafts in that step, their parts of it, their first draws, and the most tokens that
+        checked      sequences that decode in that step, their parts of it, their first draws, and the most tokens that
                      blocks are taken for
         num_passes   drafts of each
         """
+        ...
+
+    @property
+    def rows_ahead(self) -> Mapping[Sequence, int]:
+        """The rows of those whose drafts are being made for the next call of `drafts`."""
         ...
 
 
@@ -101,7 +110,7 @@ class Drafting:
         self._guesses: list[tuple[Found, int]] = []
         self._has_drafts = False  # the step that was proposed last
         self._num_ahead = 0  # drafts of each sequence to make behind the next launch
-        self._drafted: dict[Sequence, Found] = {}
+        self._drafted: dict[Sequence, Found] = {}  # those of the step that is being made
         self.drafted_tokens = 0
         self.accepted_tokens = 0
         self._num_checks: Counter[tuple[int, int]] = Counter()  # of so many drafts, with so many accepted
@@ -114,20 +123,25 @@ class Drafting:
 
         That is guessed by what follows the tokens that are known. `propose` learns from it whether the guess was right.
         """
-        chosen = self._chosen(running, pending, fit, now_s)
+        chosen = self._chosen(running, dict.fromkeys(pending, 1), fit, now_s)
         self._has_drafts = False  # the step under way has none
         self._guesses = [(found, len(found.sequence.tokens)) for found, _ in chosen if found.next is not None]
         return bool(chosen)
 
-    def propose(self, running: Collection[Sequence], fit: CostFit, now_s: float) -> None:
-        """Sets the `drafts` of these sequences, whose tokens are all known; no other sequence has any."""
+    def propose(
+        self, running: Collection[Sequence], fit: CostFit, now_s: float, pending: Mapping[Sequence, int] = NO_TOKENS
+    ) -> bool:
+        """Sets the `drafts` of these sequences; no other sequence has any. Returns False if there are none.
+
+        pending   tokens of each that are under way, at most; of them the layer has `rows_ahead`
+        """
         guesses, self._guesses = self._guesses, []
         for found, position in guesses:
             tokens = found.sequence.tokens
             if position < len(tokens):
                 self.count.verified(found.part(1), int(tokens[position] == found.next))
         num_drafts, drafted_before = 0, self._has_drafts
-        chosen = self._chosen(running, (), fit, now_s)
+        chosen = self._chosen(running, pending, fit, now_s)
         for (found, _), drafts in zip(chosen, self._made(chosen, len(running)), strict=True):
             sequence = found.sequence
             if sequence.grammar is not None:
@@ -141,6 +155,16 @@ class Drafting:
         # Not behind the first step with drafts: it may be a probe, and the next one have none.
         is_ahead = self._has_drafts and drafted_before
         self._num_ahead = max((count for found, count in chosen if found.drafts is None), default=0) if is_ahead else 0
+        return self._has_drafts
+
+    @property
+    def rows_ahead(self) -> Mapping[Sequence, int]:
+        """As `LayerDrafts.rows_ahead`."""
+        return NO_TOKENS if self._layer is None else self._layer.rows_ahead
+
+    def offers(self, chunks: Collection[ScheduledChunk[Sequence]]) -> dict[Sequence, Offer]:
+        """Offers of the drafts of these chunks: what they were chosen from."""
+        return {each.sequence: self._drafted[each.sequence].part(each.num_drafts) for each in chunks if each.num_drafts}
 
     def draft_ahead(
         self, step: SequenceOf[tuple[Sequence, SequenceInput]], first_draws: Mapping[Sequence, int], num_running: int
@@ -151,14 +175,15 @@ class Drafting:
             return
         checked = []
         for sequence, entry in step:
-            if entry.has_drafts:
-                most_tokens = min(entry.end + num_passes, entry.start + self._rules.most_new(sequence))
+            if not entry.is_prompt:
+                last = len(sequence.tokens) + self._rules.most_new(sequence) - 1  # the last token is never computed
+                most_tokens = min(entry.end_at_most + num_passes, last)
                 checked.append((sequence, entry, first_draws[sequence], most_tokens))
         if checked:
             self._layer.draft_ahead(checked, num_passes, num_running)
 
     def forget(self) -> bool:
-        """Takes back what was proposed; False if that was nothing."""
+        """Takes back what was proposed last; False if that was nothing."""
         drafted, self._drafted = self._drafted, {}
         for sequence in drafted:
             sequence.drafts = ()
@@ -182,9 +207,10 @@ class Drafting:
                 columns[min(place, len(PLACES) - 1)] += number
         return columns
 
-    def verified(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
-        """Counts the drafts of one sequence in a step."""
-        self.count.verified(self._drafted[sequence].part(num_drafts), num_accepted)
+    def verified(self, sequence: Sequence, offer: Offer, num_accepted: int) -> None:
+        """Counts the drafts of one sequence in a step: all that were offered, and how many of them were right."""
+        num_drafts = offer.most
+        self.count.verified(offer, num_accepted)
         self.drafted_tokens += num_drafts
         self.accepted_tokens += num_accepted
         sequence.drafted_tokens += num_drafts
@@ -194,7 +220,7 @@ class Drafting:
     # ------------------------------------------------------------ choice
 
     def _chosen(
-        self, running: Collection[Sequence], pending: Collection[Sequence], fit: CostFit, now_s: float
+        self, running: Collection[Sequence], pending: Mapping[Sequence, int], fit: CostFit, now_s: float
     ) -> list[tuple[Found, int]]:
         """Finds of the sequences that are to draft, and how many tokens of each."""
         found = self._found(running, pending)
@@ -203,14 +229,14 @@ class Drafting:
         counts = self.count.counts([each.offer for each in found], self._price(running, fit), now_s)
         return [(each, count) for each, count in zip(found, counts, strict=True) if count]
 
-    def _found(self, running: Collection[Sequence], pending: Collection[Sequence]) -> list[Found]:
+    def _found(self, running: Collection[Sequence], pending: Mapping[Sequence, int]) -> list[Found]:
         found, is_resting = [], self.count.rests()
         for sequence in running:
             if sequence.is_paused or sequence.is_prefilling or (is_resting and sequence.grammar is None):
                 continue
             if sequence.grammar is not None and not sequence.grammar.takes_drafts:
                 continue
-            num_pending = int(sequence in pending)
+            num_pending = pending.get(sequence, 0)
             most = min(self._max_drafts, self._rules.most_new(sequence) - num_pending - 1)
             if most < 1:
                 continue

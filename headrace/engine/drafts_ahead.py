@@ -1,14 +1,14 @@
 """Drafts made ahead: the MTP layer's passes behind a check whose tokens the host does not know yet.
 
 How many of the check's drafts are right says where the next ones begin. A captured pass finds that on the device, so
-that the layer drafts while the host takes the tokens, accounts for them, and makes the next step.
+that the layer drafts, and the next check follows, while the host takes the tokens and accounts for them.
 
 Legend    B sequences of a captured size, T tokens of each in a check at most, K = T - 1 drafts
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
 
@@ -18,7 +18,9 @@ from torch import Tensor
 
 from headrace.engine.decode_inputs import PAD_SLOT
 from headrace.engine.logprobs import recorded, to_host
+from headrace.forward.memory import CacheMemory
 from headrace.forward.sequence_input import SequenceInput
+from headrace.kernels.sampling.checked_rows import CheckSources
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,8 @@ class CheckedSequence:
         return self.entry.block_ids
 
     def num_tokens(self, num_drafts: int) -> int:
-        """Tokens that passes may reach: if all drafts of the check are right, and so many are made behind them."""
-        return min(self.num_covered, self.entry.end + num_drafts)
+        """Tokens that passes may reach: if all drafts so far are right, and so many are made behind them."""
+        return min(self.num_covered, self.entry.end_at_most + num_drafts)
 
 
 class DraftsAhead:
@@ -101,54 +103,61 @@ class FutureDrafts(Sequence[int]):
 class CheckedStarts:
     """Inputs of the captured pass that finds where drafts begin: tensors at fixed addresses, filled by one copy.
 
-    drawn        int64: the last launch's tokens, those behind drafts among them
-    drafted      int64 [rows, K]: the drafts that the passes made last, which the check may have been about
-    ring_place   `CacheMemory.ring_place`
+    A sequence may have had no drafts, or stand behind the check before, whose right drafts were counted here, too.
     """
 
-    FIRST_DRAW, START, NUM_DRAFTS, NUM_COVERED, NUM_PASSES = range(5)
+    FIRST_DRAW, START, NUM_DRAFTS, NUM_COVERED, NUM_PASSES, RIGHT, RING_ROW = range(7)
 
-    def __init__(self, drawn: Tensor, drafted: Tensor, ring_place: Callable[[int, int], int]) -> None:
-        self._drawn, self._drafted, self._ring_place = drawn, drafted, ring_place
-        most, self._max_drafts = drafted.shape
-        K = self._max_drafts
-        self._parts = (5, K + 1, K, K)  # numbers; places of vectors; drafts, and which of `drafted` they are, or -1
+    def __init__(self, sources: CheckSources, memory: CacheMemory) -> None:
+        """`sources`: the tokens of the last launch, the drafts that it may have been about, and where the number of
+        right ones is kept."""
+        self._sources = sources
+        self._num_slots, self._num_places = memory.num_slots, memory.tail_places
+        most, K = sources.drafted.shape
+        self._parts = (7, K, K)  # numbers; drafts, and which of `drafted` they are, or -1
         padding = np.zeros(sum(self._parts), dtype=np.int64)
-        padding[5 : 5 + K + 1] = padding[-K:] = PAD_SLOT
+        padding[[self.RIGHT, self.RING_ROW]] = padding[-K:] = PAD_SLOT
         self._padding = padding
-        self._fields = torch.from_numpy(padding).to(drawn.device).repeat(most, 1)
+        self._fields = torch.from_numpy(padding).to(memory.device).repeat(most, 1)
 
     def packed(self, starts: Sequence[CheckedSequence], size: int, num_passes: int) -> np.ndarray:
         """[size, F], for `load`."""
-        K = self._max_drafts
+        K = self._parts[1]
         rows = np.tile(self._padding, (size, 1))
         for row, start in zip(rows, starts, strict=False):
             entry = start.entry
             assert entry.tail is not None, "a model with an MTP layer keeps tails"
-            num_drafts = len(entry.tokens) - 1
-            row[:5] = start.first_draw, entry.start, num_drafts, start.num_covered, num_passes
-            ring_row = entry.tail.row
-            row[5 : 6 + num_drafts] = [self._ring_place(ring_row, at) for at in range(entry.start, entry.end)]
+            num_drafts, right = len(entry.tokens) - 1, PAD_SLOT if entry.behind is None else entry.behind.row
+            numbers = (start.first_draw, entry.start, num_drafts, start.num_covered, num_passes, right, entry.tail.row)
+            row[:7] = numbers
             if entry.future_drafts is None:
-                row[6 + K : 6 + K + num_drafts] = entry.tokens[1:]
+                row[7 : 7 + num_drafts] = entry.tokens[1:]
             else:
                 first = entry.future_drafts * K
-                row[6 + 2 * K : 6 + 2 * K + num_drafts] = range(first, first + num_drafts)
+                row[7 + K : 7 + K + num_drafts] = range(first, first + num_drafts)
         return rows
 
     def load(self, packed: Tensor) -> None:
         self._fields[: len(packed)].copy_(packed)
 
     def found(self, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The newest token of each sequence, its position, where its drafts end, and where its last vector lies."""
-        numbers, vectors_BT, known_BK, source_BK = self._fields[:size].split(self._parts, dim=1)
-        first, start, num_drafts, num_covered, num_passes = numbers.unbind(1)
-        place_T = torch.arange(self._max_drafts + 1, device=self._fields.device)
-        drawn_BT = self._drawn[(first[:, None] + place_T).clamp(max=len(self._drawn) - 1)]
-        made_BK = self._drafted.view(-1)[source_BK.clamp(min=0)]
+        """The newest token of each sequence, its position, where its drafts end, and where its last vector lies.
+
+        Counts the right drafts of each in `num_right`, for the next check.
+        """
+        drawn, drafted, counted = self._sources
+        numbers, known_BK, source_BK = self._fields[:size].split(self._parts, dim=1)
+        first, start, num_drafts, num_covered, num_passes, right_before, ring_row = numbers.unbind(1)
+        place_T = torch.arange(drafted.shape[1] + 1, device=drawn.device)
+        drawn_BT = drawn[(first[:, None] + place_T).clamp(max=len(drawn) - 1)]
+        made_BK = drafted.view(-1)[source_BK.clamp(min=0)]
         drafts_BK = torch.where(source_BK >= 0, made_BK, known_BK)
         is_right = (drawn_BT[:, :-1] == drafts_BK) & (place_T[:-1] < num_drafts[:, None])
-        num_right = is_right.long().cumprod(dim=1).sum(dim=1, keepdim=True)
-        positions = start + 1 + num_right[:, 0]
+        num_right = is_right.long().cumprod(dim=1).sum(dim=1)
+        begun = start + torch.where(right_before >= 0, counted[right_before.clamp(min=0)], 0)
+        counted[:size].copy_(num_right)
+        positions = begun + 1 + num_right
         ends = torch.minimum(positions + num_passes, num_covered)
-        return drawn_BT.gather(1, num_right)[:, 0], positions, ends, vectors_BT.gather(1, num_right)[:, 0]
+        in_ring = self._num_slots + ring_row * self._num_places + (positions - 1) % self._num_places
+        vectors = torch.where(ring_row >= 0, in_ring, PAD_SLOT)
+        return drawn_BT.gather(1, num_right[:, None])[:, 0], positions, ends, vectors

@@ -3,7 +3,8 @@
 With `overlap`, a step is launched before the tokens of the one before are known: scheduling needs only lengths, and the
 runner fills in the drawn tokens on the device, and counts them there for penalties. A sequence that turns out to have
 ended has then computed one token too many, which is dropped. What else needs a token's value, hashes and a preemption,
-waits for it.
+waits for it. Behind a step with drafts not even lengths are known: there the runner finds the places, too, as long as
+the model's layer drafts, and nothing but logits says what the tokens are.
 
 `EngineLoop` (headrace/engine/loop.py) drives it; prefill and decode nodes differ only in the jobs they submit.
 """
@@ -19,16 +20,17 @@ import torch
 from headrace.cache.checkpoints import CheckpointPolicy
 from headrace.cache.prefix_cache import PrefixCache
 from headrace.cache.publishing import ScheduledChunk
-from headrace.cache.tails import Tail
+from headrace.cache.tails import Tail, TailStep
 from headrace.engine.client_work import ClientWork
+from headrace.engine.drafted_steps import EngineDrafts
 from headrace.engine.drafting import Drafting
 from headrace.engine.failures import NeedsMoreMemory, OutOfMemory, blamed, first_line, is_first_prefill, shape
 from headrace.engine.intake import BadRequest
 from headrace.engine.load import shape_of
 from headrace.engine.runner import ModelRunner
+from headrace.engine.sampler import OnDevice
 from headrace.engine.scheduler import Scheduler, VictimPolicy, after_turn
 from headrace.engine.sequence import Failed, Sequence, Started
-from headrace.engine.settling import EngineTokens
 from headrace.engine.step import InFlight, Shortage, StepBuilder, drafts_under_way
 from headrace.engine.step_masks import StepMasks, WantedMask
 from headrace.engine.stopping import StopRules
@@ -49,8 +51,9 @@ KEPT_LEAD = 0.95
 """Share of the longest such time that is kept from one step to the next."""
 
 
-class Engine(EngineTokens):
-    """Makes steps of the requests that `EngineRequests` has admitted; `EngineTokens` takes what comes of them."""
+class Engine(EngineDrafts):
+    """Makes steps of the requests that `EngineRequests` has admitted, and of their drafts, by `EngineDrafts`;
+    `EngineTokens` takes what comes of them."""
 
     def __init__(
         self,
@@ -92,7 +95,7 @@ class Engine(EngineTokens):
         self._yielded = NOTHING_YIELDED
         self._overlap = overlap
         self._in_step: list[ScheduledChunk[Sequence]] = []
-        self._turn_s = 0.0  # when the step that is being made began; noted for drafts alone
+        self._turn_s = 0.0
         self._making_s = 0.0
         """The longest that making a step has lately taken, until it was launched; waits for tokens are part of it."""
         self.shortages = 0  # steps given up because the device had too little memory
@@ -180,31 +183,6 @@ class Engine(EngineTokens):
 
     # ------------------------------------------------------------ schedule
 
-    def _draft(self, drafting: Drafting) -> None:
-        """Has the sequences that decode draft for the next step.
-
-        A draft follows known tokens: where one is likely, they settle first. So they do behind a step with drafts:
-        how many of them count decides what is computed next.
-        """
-        now_s, fit = self._clock(), self.cost_fit
-        self._turn_s = now_s
-        if self._in_flight is not None and self._in_flight.has_drafts:
-            self._take_in_flight()
-            self._in_step = []
-            now_s = self._clock()
-        drafting.forget()
-        if self._in_flight is not None:
-            would_draft = drafting.would_draft(self._running, self._in_flight.inputs.draw_index, fit, now_s)
-            drafting.seconds += self._clock() - now_s
-            if not would_draft:
-                return
-            self._take_in_flight()
-            self._in_step = []
-            now_s = self._clock()
-        drafting.propose(self._running, fit, now_s)
-        self._cut_drafts()
-        drafting.seconds += self._clock() - now_s
-
     def _schedule(self) -> list[ScheduledChunk[Sequence]]:
         """The next step's chunks, each with blocks and slots for what it writes; preempts requests for them."""
         now_s = self._clock()
@@ -218,8 +196,10 @@ class Engine(EngineTokens):
         while True:
             ready = (s for s in self._running if self._takes_part(s))
             chunks = self._scheduler.schedule(ready, self.cost_fit.costs, self._yielded)
-            if all(self.cache.extend(chunk.sequence.held, chunk.span.end) for chunk in chunks):
+            if all(self.cache.extend(chunk.sequence.held, chunk.span.end + chunk.slack) for chunk in chunks):
                 break
+            if any(chunk.slack for chunk in chunks) and self._settle():
+                continue  # fewer may do, and without drafts a step follows known tokens
             if self.drafting is not None and self.drafting.forget():
                 continue  # drafts are not worth another request's blocks
             if not self._settle():
@@ -229,9 +209,9 @@ class Engine(EngineTokens):
         self._give_tails(chunks)
         for chunk in chunks:
             if chunk.sequence.drafts:
-                chunk.num_drafts = len(chunk.sequence.drafts)
-                if num_slots := self._num_draft_slots(chunk.sequence):
-                    chunk.draft_slots = self.cache.draft_slots.take(num_slots)
+                chunk.drafts, chunk.num_drafts = chunk.sequence.drafts, len(chunk.sequence.drafts)
+            if num_slots := self._num_draft_slots(chunk.sequence):
+                chunk.draft_slots = self.cache.draft_slots.take(num_slots)
         return chunks
 
     def _count_work(self, chunks: list[ScheduledChunk[Sequence]]) -> None:
@@ -258,28 +238,10 @@ class Engine(EngineTokens):
             sequence = chunk.sequence
             if sequence.tail is None:
                 sequence.tail = Tail(self._tail_rows.take(), sequence.num_computed)
-            chunk.tail = sequence.tail.step(chunk.span, interval)
-
-    def _cut_drafts(self) -> None:
-        """Shortens drafts for which no slot is left, so that the state at the next boundary does not rest on one."""
-        if self._tail_rows is None:
-            return
-        num_left = self.cache.draft_slots.num_free
-        for sequence in self._running:
-            if self._num_draft_slots(sequence):
-                if num_left:
-                    num_left -= 1
-                else:
-                    at, interval = sequence.num_computed, self._tail_rows.interval
-                    sequence.drafts = sequence.drafts[: interval - at % interval - 2]
-
-    def _num_draft_slots(self, sequence: Sequence) -> int:
-        """Slots that a step needs for states that rest on a sequence's drafts."""
-        if self._tail_rows is None:
-            return len(sequence.drafts)
-        at, interval = sequence.num_computed, self._tail_rows.interval
-        num_before = interval - at % interval  # tokens before the state that is written next; the first is no draft
-        return int(1 < num_before <= 1 + len(sequence.drafts) and sequence.held.source is None)
+            if chunk.slack:  # what it writes is found with its place
+                chunk.tail = TailStep(sequence.tail.row, sequence.tail.base, None)
+            else:
+                chunk.tail = sequence.tail.step(chunk.span, interval)
 
     def _takes_part(self, sequence: Sequence) -> bool:
         if sequence.is_paused:
@@ -308,7 +270,9 @@ class Engine(EngineTokens):
         pending = {} if self._in_flight is None else self._in_flight.inputs.draw_index
         step = self._builder.build(chunks, pending)
         began_s = self._clock()
-        behind = drafts_under_way(chunks) if self._in_flight is None else self._in_flight.launched.drawn
+        behind: OnDevice | None = drafts_under_way(chunks)
+        if behind is None and self._in_flight is not None:
+            behind = self._in_flight.launched.drawn
         # A mask needs the token before it. The device computes meanwhile: only the draws come after the masks.
         settle = self._settle if any(sequence in pending for sequence, _ in step.constrained) else None
         with self._masks.computed(step.constrained, settle) as wait_for_masks:
@@ -318,7 +282,8 @@ class Engine(EngineTokens):
             self.drafting.draft_ahead([*parts], step.draw_index, len(self._running))
         self._give_up_confused(step.constrained)
         has_waited = behind is not None and behind.has_arrived
-        return InFlight(chunks, step, launched, shape_of(chunks), began_s, behind, self._turn_s, has_waited)
+        offers = {} if self.drafting is None else self.drafting.offers(chunks)
+        return InFlight(chunks, step, offers, launched, shape_of(chunks), began_s, behind, self._turn_s, has_waited)
 
     def _give_up_confused(self, constrained: list[WantedMask]) -> None:
         """Gives up sequences whose grammars have no mask: they grew beyond their limits."""

@@ -126,8 +126,8 @@ class StepGraphs:
 
     A step's single tokens and as many of its chunks as a pass takes are one replay, its other chunks as many as they
     need. Each reads the weights anew, which takes less time than launching all together. So whatever the number and the
-    mix of a step's sequences, all of it is replayed, unless one chunk alone does not fit. Where tokens have drafts, all
-    single ones are one replay, and chunks follow in others.
+    mix of a step's sequences, all of it is replayed, unless one chunk alone does not fit. Where tokens have drafts, or
+    stand behind some, all single ones are one replay, and chunks follow in others.
     """
 
     block_size: int
@@ -165,7 +165,7 @@ class StepGraphs:
         groups = _groups(self.prefills, inputs, [i for i in by_need if not is_single[i]])
         replays: list[tuple[CapturedPasses | None, list[int]]] = [(self.prefills, group) for group in groups]
         # All single tokens at once: they read the tokens of the launch before, which the pass replaces by its own.
-        if any(inputs[i].has_drafts for i in single):
+        if any(inputs[i].has_drafts or inputs[i].behind is not None for i in single):
             check = next((check for check in self.checks if check.fits([inputs[i] for i in single])), None)
             replays.insert(0, (check, single))
         elif single and groups:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 
 import torch
@@ -30,9 +31,14 @@ class MtpDrafts:
     def drafts(self, wanted: list[tuple[Sequence, int]], num_running: int) -> list[SequenceOf[int]]:
         """As `LayerDrafts.drafts`: none for want of memory on the device, fewer for want of blocks."""
         ahead, self._ahead = self._ahead, None
-        if ahead is not None and all(sequence in self._row_of for sequence, _ in wanted):
+        if ahead is not None:
             return [self._made_ahead(ahead, *each) for each in wanted]
         return [*self._made_now(wanted, num_running)]
+
+    @property
+    def rows_ahead(self) -> Mapping[Sequence, int]:
+        """As `LayerDrafts.rows_ahead`."""
+        return {} if self._ahead is None else self._row_of
 
     def draft_ahead(
         self, checked: list[tuple[Sequence, SequenceInput, int, int]], num_passes: int, num_running: int
@@ -56,10 +62,11 @@ class MtpDrafts:
         return CheckedSequence(entry, first_draw, len(claim.block_ids) * self._cache.block_size)
 
     def _made_ahead(self, ahead: DraftsAhead, sequence: Sequence, num_drafts: int) -> SequenceOf[int]:
-        row = self._row_of[sequence]
-        return FutureDrafts(
-            ahead, row, min(num_drafts, ahead.num_passes, ahead.num_covered[row] - sequence.num_computed)
-        )
+        row = self._row_of.get(sequence)
+        if row is None:
+            return ()
+        farthest = sequence.num_computed + sequence.num_pending
+        return FutureDrafts(ahead, row, max(0, min(num_drafts, ahead.num_passes, ahead.num_covered[row] - farthest)))
 
     def _made_now(self, wanted: list[tuple[Sequence, int]], num_running: int) -> list[list[int]]:
         starts = [self._start(sequence, num_drafts, num_running) for sequence, num_drafts in wanted]

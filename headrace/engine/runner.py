@@ -36,11 +36,12 @@ from headrace.engine.token_counts import TokenCounts
 from headrace.engine.verify_inputs import VerifyInputs
 from headrace.forward.forward_batch import ForwardBatch
 from headrace.forward.memory import CacheMemory
-from headrace.forward.sequence_input import SequenceInput
+from headrace.forward.sequence_input import SequenceInput, known_place
 from headrace.kernels.lib.sizes import cdiv
 from headrace.kernels.lib.tails import Tails
 from headrace.kernels.lib.upload import upload_values
 from headrace.kernels.sampling.argmax import argmax
+from headrace.kernels.sampling.checked_rows import CheckSources
 from headrace.models.model import HybridModel
 
 
@@ -73,7 +74,7 @@ class ModelRunner:
         self.token_biases = TokenBiases(model.config.vocab_size, memory.device)
         self._graphs = StepGraphs(layout.block_size)
         self._drafts: CapturedDrafts | None = None
-        self._drafted: Tensor | None = None  # [rows, drafts] that captured passes made last
+        self._sources: CheckSources | None = None  # what captured checks and draft passes tell each other
 
     @torch.inference_mode()
     def capture_decodes(self, max_sequences: int, max_tokens: int, capture: Capture | None = None) -> None:
@@ -136,19 +137,20 @@ class ModelRunner:
         drawn, sizes_of = self._drawn.clone(), checked_sizes(max_sequences, max_drafts)
         most = round_up(sizes_up_to(max_sequences, BATCH_SIZES)[-1], 16)
         drafted = torch.zeros(most, max_drafts, dtype=torch.int64, device=self.memory.device)
+        sources = CheckSources(self._drawn, drafted, torch.zeros_like(drafted[:, 0]))
         to_check = capture or CudaCapture("draft check", sum(map(len, sizes_of.values())))
         forward = partial(self._decode, out=self._replayed_logits)
         checks = []
         for rows_each, sizes in reversed(sizes_of.items()):
-            inputs = VerifyInputs(self.memory, drafted, sizes[-1] // rows_each, rows_each, max_tokens)
+            inputs = VerifyInputs(self.memory, sources, sizes[-1] // rows_each, rows_each, max_tokens)
             checks.append(CapturedPasses(forward, inputs, sizes, to_check))
         self._graphs.checks = tuple(reversed(checks))
         self._drawn.copy_(drawn)
         if self.model.mtp is not None:
             sizes = sizes_up_to(max_sequences, BATCH_SIZES)
             to_draft = capture or CudaCapture("draft", 2 * len(sizes))
-            self._drafts = CapturedDrafts(self.model, self.memory, self._drawn, drafted, sizes, max_tokens, to_draft)
-            self._drafted = drafted
+            self._drafts = CapturedDrafts(self.model, self.memory, sources, sizes, max_tokens, to_draft)
+            self._sources = sources
 
     @property
     def prefill_rows(self) -> tuple[int, ...]:
@@ -177,20 +179,25 @@ class ModelRunner:
         return self._drafts.draft_ahead(starts, num_passes)
 
     def _known(self, inputs: Sequence[SequenceInput]) -> Sequence[SequenceInput]:
-        """The inputs with the values of their future drafts. Waits for them, if there are some."""
-        if self._drafted is None or all(entry.future_drafts is None for entry in inputs):
+        """The inputs with the values of their future drafts, in the places they have behind a check. Waits for both, if
+        there are some."""
+        if self._sources is None or all(entry.future_drafts is None and entry.behind is None for entry in inputs):
             return inputs
-        made = self._drafted.tolist()
-        return [
-            entry
-            if entry.future_drafts is None
-            else replace(
-                entry,
-                tokens=[entry.tokens[0], *made[entry.future_drafts][: len(entry.tokens) - 1]],
-                future_drafts=None,
-            )
-            for entry in inputs
-        ]
+        drawn, made, num_right = (each.tolist() for each in self._sources)
+        known = []
+        for entry in inputs:
+            first_draw = entry.future_token
+            if entry.behind is not None:
+                right = num_right[entry.behind.row]
+                entry = known_place(entry, right, self.memory.tail_places // 2)
+                first_draw = None if first_draw is None else first_draw + right
+            if first_draw is not None or entry.future_drafts is not None:
+                newest = entry.tokens[0] if first_draw is None else drawn[first_draw]
+                drafts = entry.tokens[1:] if entry.future_drafts is None else made[entry.future_drafts]
+                tokens = [newest, *drafts[: len(entry.tokens) - 1]]
+                entry = replace(entry, tokens=tokens, future_token=None, future_drafts=None)
+            known.append(entry)
+        return known
 
     @cached_property
     def _replayed_logits(self) -> Tensor:

@@ -90,7 +90,7 @@ class Scheduler:
             yielding = yielding_answers((s for s in turns if s is not head), costs, self.least_row, yielded)
             turns = [s for s in turns if s not in yielding]
         turns = turns[: self.max_running]
-        decodes = [ScheduledChunk(s, _newest(s)) for s in turns if s is not head]
+        decodes = [_newest(s) for s in turns if s is not head]
         return decodes + self._prefills(prefilling, decodes, costs) if head in turns else decodes
 
     def _prefills(
@@ -194,9 +194,12 @@ class Scheduler:
         return ChunkSpan(start, end) if end > start else None
 
 
-def _newest(sequence: Sequence) -> ChunkSpan:
-    """The newest token of one that decodes, and its drafts."""
-    return ChunkSpan(sequence.num_computed, sequence.num_computed + 1 + len(sequence.drafts))
+def _newest(sequence: Sequence) -> ScheduledChunk[Sequence]:
+    """The newest token of one that decodes, and its drafts; behind a check where none of that one's are right."""
+    start, behind, slack = sequence.num_computed, sequence.behind, 0
+    if behind is not None:
+        start, slack = start + 1, behind.num_drafts
+    return ScheduledChunk(sequence, ChunkSpan(start, start + 1 + len(sequence.drafts)), slack=slack)
 
 
 def _left(sequence: Sequence) -> int:

@@ -16,10 +16,10 @@ from headrace.cache.hashing import PrefixHasher
 from headrace.cache.hits import HitPolicy, PrefixHit, ResumeAgain, ResumeLocally
 from headrace.cache.index import Checkpoint
 from headrace.cache.leases import LeaseId
-from headrace.cache.tails import Tail
+from headrace.cache.tails import BehindCheck, Tail
 from headrace.cache.types import PrefixKey
 from headrace.engine.bad_words import BadWords
-from headrace.engine.draw import Draw
+from headrace.engine.draw import COLDEST, Draw
 from headrace.engine.following import Following
 from headrace.request import FinishReason, PromptLogprobs, Request, Token
 from headrace.speculation.draft_count import Acceptance
@@ -181,6 +181,7 @@ class Sequence:
     checkpoints      positions in its prompt of the checkpoints published for it
     decoded          checkpoints in its answer that are still kept
     drafts           tokens that may follow its newest one, in the step that is being made or under way; () in none
+    behind           the check under way behind which the step that is being made finds it; None: its place is known
     drafter          guesses how it goes on; None: it has not drafted
     acceptance       how often its drafts were right lately; None: it had none
     drafted_tokens   tokens drafted for it here, and accepted_tokens of these
@@ -214,6 +215,7 @@ class Sequence:
     checkpoints: list[int] = field(default_factory=list)
     decoded: list[Checkpoint] = field(default_factory=list)
     drafts: SequenceOf[int] = ()
+    behind: BehindCheck | None = None
     drafter: Drafter | None = None
     acceptance: Acceptance | None = None
     drafted_tokens: int = 0
@@ -294,11 +296,20 @@ class Sequence:
     def same_draw(self) -> Draw | None:
         """The draw of each of its tokens, where that is always the best one of the model's logits; else None."""
         sampling = self.job.request.sampling
-        is_changed = sampling.has_penalty or sampling.has_bias or sampling.min_tokens
-        if is_changed or self.bad_words is not None or self.grammar is not None:
-            return None
-        draw = Draw(sampling, position=0)
-        return draw if draw.is_greedy else None
+        is_changed = sampling.has_bias or sampling.min_tokens or not self.draws_alike
+        return None if is_changed else Draw(sampling, position=0)
+
+    @property
+    def draws_alike(self) -> bool:
+        """True if nothing but the model's logits says what its next tokens are, wherever they stand."""
+        sampling = self.job.request.sampling
+        is_changed = sampling.has_penalty or sampling.temperature > COLDEST or sampling.min_tokens > self.num_output
+        return not is_changed and self.bad_words is None and self.grammar is None
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens of the check that it stands behind, at most."""
+        return 0 if self.behind is None else 1 + self.behind.num_drafts
 
     @property
     def num_output(self) -> int:

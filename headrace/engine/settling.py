@@ -94,11 +94,19 @@ class EngineTokens(EngineRequests):
             sequence, (start, end) = chunk.sequence, chunk.span
             if sequence not in running:
                 self._publisher.given_up(chunk)
+                self.cache.draft_slots.give_back(chunk.draft_slots)
                 continue  # its last token has come in meanwhile, this one was too many; or its grammar has no mask
+            if chunk.slack:
+                self._find_place(chunk)
+                start, end = chunk.span
             if chunk.num_drafts:
                 continue  # how many of its tokens count is known when they are taken
-            sequence.num_computed = end
             self.computed_tokens += end - start
+            if chunk.draft_slots:  # it was behind drafts
+                keep_accepted(chunk, end - start, self.cache, self._publisher)
+                self.cache.draft_slots.give_back(chunk.draft_slots)
+                continue
+            sequence.num_computed = end
             if chunk.tail is not None and chunk.tail.written is not None:
                 sequence.tail = chunk.tail.after(end)
             self._publisher.written(chunk)
@@ -106,6 +114,13 @@ class EngineTokens(EngineRequests):
                 self._report_progress(chunk)
             if sequence.job.max_new == 0 and not sequence.is_prefilling and not sequence.to_score:
                 self._end(sequence, FinishReason.LENGTH)
+
+    def _find_place(self, chunk: ScheduledChunk[Sequence]) -> None:
+        """Places a chunk behind the drafts of a check, whose tokens were taken meanwhile."""
+        sequence = chunk.sequence
+        chunk.begin_at(sequence.num_computed)
+        assert sequence.tail is not None and self._tail_rows is not None
+        chunk.tail = sequence.tail.step(chunk.span, self._tail_rows.interval)
 
     def _report_progress(self, chunk: ScheduledChunk[Sequence]) -> None:
         """Reports the prompt's newly computed tokens; those computed before a preemption are not reported again."""
@@ -172,22 +187,24 @@ class EngineTokens(EngineRequests):
             if chunk.sequence in running:
                 self._take_scores(chunk, scores)
         for sequence, draw in step.inputs.draw_index.items():
-            if sequence in running and not sequence.drafts:
+            if sequence in running and sequence not in step.offers:
                 sequence.append(ids[draw])
                 finish = self._rules.finish_reason(sequence)
                 self._appended(Taken(sequence, drawn, slice(draw, draw + 1), finish))
-        if step.has_drafts:
-            for chunk in step.chunks:
-                if chunk.num_drafts:
-                    self._take_verified(chunk, drawn, step.inputs.draw_index[chunk.sequence], chunk.sequence in running)
+        for chunk in step.chunks if step.offers else ():
+            if chunk.num_drafts:
+                self._take_verified(chunk, step, chunk.sequence in running)
 
-    def _take_verified(self, chunk: ScheduledChunk[Sequence], drawn: Drawn, first_draw: int, is_running: bool) -> None:
+    def _take_verified(self, chunk: ScheduledChunk[Sequence], step: InFlight, is_running: bool) -> None:
         """Takes the tokens drawn after a sequence's newest token and its drafts, up to the first that is no draft.
 
         They are published and appended as if each had come in a step of its own.
         """
-        sequence, drafts = chunk.sequence, chunk.sequence.drafts
-        sequence.drafts = ()
+        sequence, drafts, drawn = chunk.sequence, chunk.drafts, step.launched.drawn
+        first_draw = step.inputs.draw_index[sequence]
+        sequence.behind = None
+        if sequence.drafts is drafts:  # else these are of the next step, which was launched behind this one
+            sequence.drafts = ()
         num_taken = 0
         if is_running:
             token_ids = drawn.ids()[first_draw : first_draw + 1 + len(drafts)]
@@ -200,7 +217,7 @@ class EngineTokens(EngineRequests):
         if chunk.draft_slots:
             self.cache.draft_slots.give_back(chunk.draft_slots)
         if self.drafting is not None:
-            self.drafting.verified(sequence, len(drafts), max(0, num_taken - 1))
+            self.drafting.verified(sequence, step.offers[sequence], max(0, num_taken - 1))
 
     def _appended(self, taken: Taken) -> None:
         """Keeps new tokens to be reported, and takes a sequence that needs no more of them out of the steps."""

@@ -16,6 +16,7 @@ from headrace.engine.sequence import Sequence
 from headrace.engine.step_masks import WantedMask
 from headrace.engine.stopping import StopRules
 from headrace.forward.sequence_input import SequenceInput
+from headrace.speculation.draft_count import Offer
 from headrace.step_costs import StepShape
 
 FUTURE_TOKEN = 0  # stands in for a token whose value is still on the device
@@ -43,6 +44,7 @@ class StepInputs:
 class InFlight:
     """A launched step whose tokens the host does not know yet.
 
+    offers       what the drafts of its sequences were chosen from
     shape        its contents, by which its time is judged
     began_s      when it was launched
     behind       the step or the drafts that were still in flight then: this one begins when that ends
@@ -52,6 +54,7 @@ class InFlight:
 
     chunks: list[ScheduledChunk[Sequence]]
     inputs: StepInputs
+    offers: Mapping[Sequence, Offer]
     launched: Launched
     shape: StepShape
     began_s: float
@@ -100,7 +103,7 @@ class StepBuilder:
                     step.draws.extend(zip(range(first_row + 1, num_rows), repeat(draw)))
                 else:
                     for num_drafts in range(1, chunk.num_drafts + 1):
-                        draw = self._draw_after(sequence, sequence.drafts[:num_drafts], step.constrained)
+                        draw = self._draw_after(sequence, chunk.drafts[:num_drafts], step.constrained)
                         step.draws.append((first_row + num_drafts, draw))
             step.inputs.append(_sequence_input(chunk, num_logits, future_token))
         return step
@@ -143,8 +146,7 @@ def rows_to_score(chunk: ScheduledChunk[Sequence]) -> range:
 
 def drafts_under_way(chunks: SequenceOf[ScheduledChunk[Sequence]]) -> OnDevice | None:
     """The drafts of these chunks that the device is still making."""
-    drafts = (chunk.sequence.drafts for chunk in chunks if chunk.num_drafts)
-    made = next((each.made for each in drafts if isinstance(each, FutureDrafts)), None)
+    made = next((chunk.drafts.made for chunk in chunks if isinstance(chunk.drafts, FutureDrafts)), None)
     return None if made is None or made.has_arrived else made
 
 
@@ -160,9 +162,8 @@ def _sequence_input(chunk: ScheduledChunk[Sequence], num_logits: int, future_tok
     tokens: SequenceOf[int] = (FUTURE_TOKEN,)
     if future_token is None:
         tokens = sequence.tokens[start:end]
-    future_drafts = None
-    if chunk.num_drafts:
-        drafts = sequence.drafts
+    future_drafts, drafts = None, chunk.drafts
+    if drafts:
         if isinstance(drafts, FutureDrafts):
             future_drafts, drafts = drafts.row, [FUTURE_TOKEN] * len(drafts)
         tokens = [*tokens, *drafts]
@@ -186,6 +187,7 @@ def _sequence_input(chunk: ScheduledChunk[Sequence], num_logits: int, future_tok
         future_drafts=future_drafts,
         is_prompt=sequence.is_prefilling,
         tail=chunk.tail,
+        behind=sequence.behind,
     )
 
 

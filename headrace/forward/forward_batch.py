@@ -230,8 +230,8 @@ def _logit_rows(
 def check_inputs(inputs: Sequence[SequenceInput], block_size: int) -> None:
     """Raises ValueError for inputs that would let one sequence's state or tokens reach another."""
     for entry in inputs:
-        if len(entry.block_ids) * block_size < entry.start + len(entry.tokens):
-            raise ValueError(f"{len(entry.block_ids)} blocks of {block_size} do not cover {entry.end} tokens")
+        if len(entry.block_ids) * block_size < entry.end_at_most:
+            raise ValueError(f"{len(entry.block_ids)} blocks of {block_size} do not cover {entry.end_at_most} tokens")
     written = [entry.dst_slot for entry in inputs]
     written += [slot for entry in inputs if entry.emit for _, slot in entry.emit]
     if twice := _repeated(written):

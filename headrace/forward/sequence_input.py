@@ -1,11 +1,12 @@
 """One sequence's part of an engine step: a pure value between engine and runner."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from headrace.cache.tails import TailStep
+from headrace.cache.checkpoints import ChunkSpan
+from headrace.cache.tails import BehindCheck, Tail, TailStep
 from headrace.kernels.lib.tails import TailField
 
 
@@ -20,6 +21,9 @@ class SequenceInput:
     With a `tail`, `src_slot` has the state at its base, and `dst_slot` gets the one that the step writes, if any.
     Models with tails decode without one as if they began one: the row is the one with the number of `dst_slot`.
 
+    `behind` a check, all of it lies further on by as many tokens as drafts were right there; `tail` is the one before
+    that check, and a state is written where the step turns out to reach a place for one.
+
     Nobody changes one. It is not frozen, as a step makes one for each sequence: that would take three times as long.
     """
 
@@ -30,10 +34,12 @@ class SequenceInput:
     dst_slot: int
     emit: tuple[tuple[int, int], ...] = ()  # (num_tokens, slot): also write the state after num_tokens tokens
     num_logits: int = 1  # 0, 1 (after the last token) or len(tokens)
-    future_token: int | None = None  # tokens[0] stands in for the token with this index among the last launch's draws
+    future_token: int | None = None  # tokens[0] stands in for the token with this index among the last launch's draws;
+    # behind a check for that of the draw behind its last right draft: this is the index of the first one
     future_drafts: int | None = None  # tokens[1:] stand in for those that the layer drafted last in this row
     is_prompt: bool = False  # of a prompt, or computed again: not a decode, even if it is one token
     tail: TailStep | None = None  # of a decode; None: it has none, or the model keeps no tails
+    behind: BehindCheck | None = None
     is_decode: bool = field(init=False)  # one new token of an answer
 
     def __post_init__(self) -> None:
@@ -43,8 +49,10 @@ class SequenceInput:
         if self.num_logits not in (0, 1, num_tokens):
             raise ValueError(f"num_logits {self.num_logits} is not 0, 1 or {num_tokens}")
         self.is_decode = num_tokens == 1 and not self.is_prompt
-        if self.future_token is not None and not self.is_decode:
+        if self.future_token is not None and not (self.is_decode or self.has_drafts):
             raise ValueError(f"{num_tokens} tokens, one still to be drawn: only the newest can be unknown")
+        if self.behind is not None and (self.future_token is None or self.tail is None):
+            raise ValueError("behind a check the newest token is one of its draws, and the sequence has a tail")
         if self.start < 0 or (self.src_slot is None) != (self.start == 0):
             raise ValueError(f"start {self.start} with src_slot {self.src_slot}: a fresh state is one at start 0")
         for position, _ in self.emit:
@@ -56,11 +64,28 @@ class SequenceInput:
         return self.start + len(self.tokens)
 
     @property
+    def end_at_most(self) -> int:
+        """End of its tokens if all drafts before them are right."""
+        return self.end + (0 if self.behind is None else self.behind.num_drafts)
+
+    @property
     def has_drafts(self) -> bool:
         """True for a new token and drafts behind it: logits of every row, and a tail or a slot for each state."""
         if self.is_prompt or len(self.tokens) == 1 or self.num_logits != len(self.tokens):
             return False
         return self.tail is not None or len(self.emit) == self.num_logits - 1
+
+
+def known_place(entry: SequenceInput, num_right: int, interval: int) -> SequenceInput:
+    """The input of a sequence behind a check of which `num_right` drafts are right; a state is written each `interval`
+    tokens."""
+    behind, tail = entry.behind, entry.tail
+    assert behind is not None and tail is not None
+    start, src_slot, base = entry.start + num_right, entry.src_slot, tail.base
+    if behind.base is not None and behind.base <= start:
+        src_slot, base = behind.slot, behind.base
+    step = Tail(tail.row, base).step(ChunkSpan(start, start + len(entry.tokens)), interval)
+    return replace(entry, start=start, src_slot=src_slot, tail=step, behind=None)
 
 
 def written_slots(entry: SequenceInput) -> list[int]:

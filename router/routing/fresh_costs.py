@@ -13,12 +13,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from headrace.step_costs import PROMPT_SECONDS, TIMED_STEPS, StepCosts
+from headrace.step_costs import PROMPT_SECONDS, StepCosts
 from headrace.wire.node_messages import NodeInfo, NodeStatus
 
-KNOWN_AFTER_STEPS = 32
-"""A node that has timed fewer steps is taken to cost what others do: the fits to the first few vary by more than nodes
-of one kind do."""
 PASSED_OVER_S = 5.0
 """A slow node among fast ones is tried so often, too: with a request in so many seconds, at the most."""
 PARTS: Mapping[str, tuple[str, ...]] = {
@@ -39,7 +36,7 @@ class _Reported:
 
 
 class _Worker(NamedTuple):
-    """The node of a kind of device, known by its own costs, that was last seen at work."""
+    """The node of a kind of device that was last seen at work."""
 
     name: str
     at_s: float
@@ -65,8 +62,7 @@ class FreshCosts:
             last = self._last.get(kind)
             if number > before.counted.get(counter, number):
                 idle_s[counter] = 0.0
-                if status.counters.get(TIMED_STEPS, 0) >= KNOWN_AFTER_STEPS:
-                    self._last[kind] = _Worker(info.name, now_s, status.costs)
+                self._last[kind] = _Worker(info.name, now_s, status.costs)
             elif last is not None and last.name != info.name:
                 if last.at_s >= before.at_s:
                     idle_s[counter] += now_s - before.at_s

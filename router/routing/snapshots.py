@@ -16,9 +16,13 @@ from router.cluster.cluster_index import ClusterIndex
 from router.cluster.node_id import NodeId
 from router.routing.candidates import NO_HIT, NO_LINKS, Candidate, LinkCosts
 from router.routing.coming_hits import with_coming
-from router.routing.fresh_costs import KNOWN_AFTER_STEPS, FreshCosts
+from router.routing.fresh_costs import FreshCosts
 from router.routing.ledger import Ledger
 from router.routing.links import LinksOf, MeasuredLinks
+
+KNOWN_AFTER_STEPS = 32
+"""A node that has timed fewer steps is taken to cost what others do: the fits to the first few vary by more than nodes
+of one kind do."""
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.engine.graphs import Captured
+from headrace.engine.graphs import Capture, Captured
 from headrace.engine.runner import ModelRunner
 from headrace.forward.sequence_input import SequenceInput
 
-BLOCKS_EACH = 4
+BLOCKS_EACH, MOST_ROWS = 4, 16
 
 
 @contextmanager
@@ -68,6 +68,22 @@ def once_needed(work: Callable[[], Tensor]) -> Captured:
             work()
 
     return Captured(replay, torch.empty(0))
+
+
+def replayed_checks(vocab_size: int) -> Capture:
+    """As `in_triton`, of passes that check or make drafts, but nothing runs before the first replay."""
+    logits = torch.empty(MOST_ROWS, vocab_size)
+
+    def capture(work: Callable[[], Tensor]) -> Captured:
+        def replay() -> None:
+            with triton_on_the_cpu():
+                found = work()
+            if found.dim() == 2:
+                logits[: len(found)] = found
+
+        return Captured(replay, logits)
+
+    return capture
 
 
 def capture_layer(runner: ModelRunner, max_sequences: int, max_tokens: int) -> None:

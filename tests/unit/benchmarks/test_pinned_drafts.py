@@ -13,6 +13,7 @@ from headrace.engine.runner import Launched
 from headrace.engine.sampler import Drawn
 from headrace.engine.sequence import Admitted
 from headrace.forward.sequence_input import SequenceInput
+from headrace.kernels.sampling.checked_rows import CheckSources
 from tests.support.engine.drafters import MTP_DRAFTS, ROOMY, num_drafted, text, together
 from tests.support.engine.driving import GREEDY, request, small_engine
 from tests.support.engine.interpreted import capture_layer
@@ -43,7 +44,7 @@ class Runner:
 
     def __init__(self) -> None:
         self._drawn = torch.zeros(16, dtype=torch.int64)
-        self._drafted = torch.arange(20, 26).view(2, 3)
+        self._sources = CheckSources(self._drawn, torch.arange(20, 26).view(2, 3), torch.zeros(2, dtype=torch.int64))
 
     def launch(self, inputs: list[SequenceInput], draws: list[tuple[int, Draw]], *rest: Any) -> Launched:
         logits, ids = torch.zeros(len(draws), 64), self._drawn[: len(draws)]

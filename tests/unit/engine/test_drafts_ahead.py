@@ -13,7 +13,7 @@ from headrace.engine.draft_passes import DraftStart, draft_tokens
 from headrace.engine.drafts_ahead import CheckedSequence, FutureDrafts
 from headrace.engine.draw import Draw
 from headrace.engine.runner import ModelRunner
-from headrace.engine.sequence import Halted
+from headrace.engine.sequence import Failed, Halted
 from headrace.forward.memory import CacheMemory
 from headrace.forward.sequence_input import SequenceInput
 from headrace.models.weights import load_model
@@ -22,13 +22,22 @@ from tests.support.engine.drafters import MTP_DRAFTS, ROOMY, mtp_engine_of, num_
 from tests.support.engine.driving import (
     GREEDY,
     assert_nothing_in_use,
+    fail_launches,
     generate,
     request,
     serve,
     small_engine,
     submit,
 )
-from tests.support.engine.interpreted import BLOCKS_EACH, assert_same_memory, blocks_of, capture_layer, forget_all, step
+from tests.support.engine.interpreted import (
+    BLOCKS_EACH,
+    assert_same_memory,
+    blocks_of,
+    capture_layer,
+    forget_all,
+    replayed_checks,
+    step,
+)
 from tests.support.engine.mtp_checkpoints import add_mtp, train_mtp
 from tests.support.engine.oracle import random_prompt
 
@@ -67,6 +76,20 @@ def num_future(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         numbers.append(len(self))
 
     monkeypatch.setattr(FutureDrafts, "__init__", noted)
+    return numbers
+
+
+@pytest.fixture
+def num_behind(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of sequences of each step whose places the host did not know when it launched it."""
+    numbers: list[int] = []
+    launch = ModelRunner.launch
+
+    def noted(self: ModelRunner, inputs: list[SequenceInput], *rest: object) -> object:
+        numbers.append(sum(entry.behind is not None for entry in inputs))
+        return launch(self, inputs, *rest)
+
+    monkeypatch.setattr(ModelRunner, "launch", noted)
     return numbers
 
 
@@ -126,7 +149,9 @@ def test_passes_begin_behind_the_drafts_that_were_right(trained: Path) -> None:
 
 
 @pytest.mark.parametrize("sampling", [ANSWER, RANDOM, replace(RANDOM, repetition_penalty=1.2)])
-def test_answers_and_drafts_are_those_of_settled_steps(sampling: Sampling, trained: Path, num_future) -> None:
+def test_answers_and_drafts_are_those_of_settled_steps(
+    sampling: Sampling, trained: Path, num_future, num_behind
+) -> None:
     asked = [request(prompt, sampling) for prompt in (KNOWN, random_prompt(30))]
     settled = small_engine(trained, speculation=MTP_DRAFTS, cache_bytes=ROOMY)
     built = ahead_of(trained)
@@ -135,22 +160,26 @@ def test_answers_and_drafts_are_those_of_settled_steps(sampling: Sampling, train
     together(settled, asked)
     assert num_drafted(built) == num_drafted(settled)
     assert num_drafted(built)[1] > 0 and sum(num_future) > 10
+    assert (sum(num_behind) > 10) == (sampling is ANSWER), "only greedy tokens are drawn alike wherever they stand"
 
 
-def test_what_comes_after_a_stop_token_among_drafts_made_ahead_is_dropped(trained: Path, num_future) -> None:
-    free = generate(small_engine(trained), request(KNOWN, ANSWER)).tokens
-    place = max(i for i in range(6, 20) if free[i : i + 2] not in [free[j : j + 2] for j in range(i)])
-    asked = [
-        request(KNOWN, replace(ANSWER, stop_token_ids=(free[place],), min_tokens=place)),
-        request(KNOWN, replace(ANSWER, max_tokens=place)),
-    ]
+def test_what_comes_after_a_stop_token_among_drafts_made_ahead_is_dropped(
+    trained: Path, num_future, num_behind
+) -> None:
+    """One ends at its stop token, some steps after the first that might have been it, and two at their lengths."""
+    plain = small_engine(trained)
+    stopped = [replace(ANSWER, stop_token_ids=(stop,), min_tokens=least) for stop in (7, 9, 11) for least in (2, 5, 8)]
+    lengths = {each: len(generate(plain, request(KNOWN, each)).tokens) for each in stopped}
+    late = max(stopped, key=lambda each: lengths[each] % ANSWER.max_tokens - each.min_tokens)
+    asked = [request(KNOWN, each) for each in (late, replace(ANSWER, max_tokens=13), replace(ANSWER, max_tokens=14))]
     built = ahead_of(trained)
     expected = [run.tokens for run in together(small_engine(trained), asked)]
     assert [run.tokens for run in together(built, asked)] == expected
-    assert num_drafted(built)[1] > 0 and sum(num_future) > 5
+    assert late.min_tokens + 2 < len(expected[0]) < ANSWER.max_tokens
+    assert num_drafted(built)[1] > 0 and sum(num_future) > 5 and sum(num_behind) > 5
 
 
-def test_requests_come_and_go_while_drafts_are_made(trained: Path, num_future) -> None:
+def test_requests_come_and_go_while_drafts_are_made(trained: Path, num_future, num_behind) -> None:
     """One is released, one halted for a while, and one joins that has none made ahead."""
     prompts = (KNOWN, random_prompt(18), random_prompt(19), random_prompt(33))
     asked = [request(prompt, ANSWER) for prompt in prompts]
@@ -159,7 +188,7 @@ def test_requests_come_and_go_while_drafts_are_made(trained: Path, num_future) -
     gone, halted, stays = (submit(built, each) for each in asked[:3])
     while min(len(run.tokens) for run in (gone, halted, stays)) < 5:
         steps(built, 1)
-    assert num_future and stays.sequence.drafts
+    assert num_future and stays.sequence.drafts and sum(num_behind)
     built.engine.release(gone.sequence)
     built.engine.halt(halted.sequence)
     assert isinstance(halted.events[-1], Halted)
@@ -172,13 +201,13 @@ def test_requests_come_and_go_while_drafts_are_made(trained: Path, num_future) -
     assert_nothing_in_use(built)
 
 
-def test_preempted_requests_get_the_answers_they_would_have_had(trained: Path, num_future) -> None:
+def test_preempted_requests_get_the_answers_they_would_have_had(trained: Path, num_future, num_behind) -> None:
     asked: list[Request] = [request(random_prompt(n), replace(ANSWER, max_tokens=40)) for n in (30, 31, 32)]
     scarce = mtp_engine_of(trained, 11, 9, overlap=True, max_running=4)
     capture_layer(scarce.engine._runner, 4, 256)
     runs = together(scarce, asked)
     assert [run.tokens for run in runs] == [run.tokens for run in together(small_engine(trained), asked)]
-    assert scarce.engine.preemptions > 0 and num_future
+    assert scarce.engine.preemptions > 0 and num_future and sum(num_behind)
 
 
 def test_drafts_ahead_preempt_nobody(trained: Path) -> None:
@@ -189,3 +218,49 @@ def test_drafts_ahead_preempt_nobody(trained: Path) -> None:
     runs = together(built, asked)
     assert [run.tokens for run in runs] == [run.tokens for run in together(small_engine(trained), asked)]
     assert built.engine.preemptions == 0
+
+
+def test_where_slots_for_drafts_are_short_a_check_is_waited_for(trained: Path, num_behind) -> None:
+    """Two slots for the states of three sequences: some checks stand behind others, and some behind known tokens."""
+    asked = [request(random_prompt(n), replace(ANSWER, max_tokens=20)) for n in (14, 15, 29)]
+    short = mtp_engine_of(trained, 24, 6, overlap=True, max_running=4)
+    capture_layer(short.engine._runner, 4, 256)
+    assert short.engine.cache.draft_slots.total == 2
+    runs = together(short, asked)
+    assert [run.tokens for run in runs] == [run.tokens for run in together(small_engine(trained), asked)]
+    is_behind = [number > 0 for number in num_behind[num_behind.index(max(num_behind)) :]]
+    assert any(is_behind) and not all(is_behind)
+
+
+@pytest.mark.parametrize("after_writing", [False, True])
+def test_a_check_behind_another_one_that_finds_too_little_memory_costs_one_request(
+    after_writing: bool, trained: Path, num_behind
+) -> None:
+    asked = [request(prompt, ANSWER) for prompt in (KNOWN, random_prompt(30))]
+    built = ahead_of(trained)
+    fails = [True]
+    fail_launches(
+        built,
+        lambda inputs: any(each.behind is not None for each in inputs) and bool(fails) and fails.pop(),
+        after_writing=after_writing,
+    )
+    runs = [submit(built, each) for each in asked]
+    while not built.engine.shortages:
+        steps(built, 1)
+    [refused] = [run for run in runs if any(isinstance(event, Failed) for event in run.events)]
+    [other] = [run for run in runs if run is not refused]
+    serve(built, other)
+    assert other.tokens == generate(small_engine(trained), asked[runs.index(other)]).tokens
+    built.engine.release(refused.sequence)
+    assert_nothing_in_use(built)
+    assert sum(num_behind)
+
+
+@pytest.mark.slow
+def test_captured_checks_behind_checks_change_nobodys_tokens(trained: Path, num_behind) -> None:
+    asked = request(KNOWN, replace(GREEDY, max_tokens=10))
+    built = small_engine(trained, speculation=MTP_DRAFTS, cache_bytes=ROOMY, overlap=True, max_running=1)
+    runner = built.engine._runner
+    runner.capture_checks(1, 3, 64, replayed_checks(runner.model.config.vocab_size))
+    assert generate(built, asked).tokens == generate(small_engine(trained), asked).tokens
+    assert sum(num_behind) > 1

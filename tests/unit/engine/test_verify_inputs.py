@@ -1,38 +1,36 @@
 """Captured passes that check drafts, and those of an MTP layer, in Triton's interpreter: equal to plain steps."""
 
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from headrace.cache.layout import AttentionGroup, CacheLayout, StateGroup
-from headrace.cache.tails import TailStep
+from headrace.cache.tails import BehindCheck, TailStep
 from headrace.engine.draft_passes import DraftStart, draft_tokens
-from headrace.engine.graphs import Captured, checked_sizes
+from headrace.engine.graphs import checked_sizes
 from headrace.engine.runner import ModelRunner
 from headrace.engine.verify_inputs import VerifyInputs
 from headrace.forward.memory import CacheMemory
-from headrace.forward.sequence_input import SequenceInput
+from headrace.forward.sequence_input import SequenceInput, known_place
 from headrace.kernels.attention.decode import PagedContexts
+from headrace.kernels.sampling.checked_rows import CheckSources
 from headrace.models.weights import load_model
 from tests.support.engine.interpreted import (
     BLOCKS_EACH,
     assert_same_memory,
     blocks_of,
     forget_all,
+    replayed_checks,
     step,
-    triton_on_the_cpu,
 )
 from tests.support.engine.mtp_checkpoints import add_mtp
 from tests.support.engine.oracle import random_prompt
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU it is test_cuda.py that does this")
-MAX_TOKENS, MOST_ROWS = BLOCKS_EACH * 16, 16
+MAX_TOKENS = BLOCKS_EACH * 16
 
 
 def runner_of(path: Path) -> ModelRunner:
@@ -50,18 +48,6 @@ def with_layer(tiny_checkpoint, tmp_path: Path) -> Path:
     return path
 
 
-def once_needed(vocab_size: int, work: Callable[[], Tensor]) -> Captured:
-    """As `in_triton`, but nothing runs before the first replay: a pass that is not replayed costs nothing."""
-    logits = torch.empty(MOST_ROWS, vocab_size)
-
-    def replay() -> None:
-        with triton_on_the_cpu():
-            found = work()
-        logits[: len(found)] = found
-
-    return Captured(replay, logits)
-
-
 def drafted(sequence: int, tokens: list[int], start: int, written: int | None = None, dst: int = 11) -> SequenceInput:
     """A token and its drafts behind the state in its slot; the state after `written` tokens goes to `dst`."""
     tail, slots = TailStep(sequence, start, written), (sequence, sequence if written is None else dst)
@@ -76,13 +62,13 @@ def test_a_captured_check_equals_a_plain_one_row_for_row_and_state_for_state(wit
     prompts = [random_prompt(n, seed=n) for n in (17, 31, 15)]
     for runner in (plain, ours):
         runner.forward([step(i, prompt, 0, len(prompt), None, i) for i, prompt in enumerate(prompts)])
-    ours.capture_checks(4, 3, MAX_TOKENS, partial(once_needed, ours.model.config.vocab_size))
+    ours.capture_checks(4, 3, MAX_TOKENS, replayed_checks(ours.model.config.vocab_size))
     inputs = [
         drafted(0, [1, 2, 3, 4], 17),
         drafted(1, [5], 31, written=32, dst=1),
         drafted(2, [6, 7], 15, written=16),
     ]
-    ours._drafted[2, :3] = torch.tensor([2, 3, 4])
+    ours._sources.drafted[2, :3] = torch.tensor([2, 3, 4])
     future = replace(inputs[0], tokens=[1, 0, 0, 0], future_drafts=2)
     replayed = ours._graphs.run([future, *inputs[1:]])
     assert replayed is not None and replayed.is_drawn
@@ -101,11 +87,55 @@ def test_a_captured_check_equals_a_plain_one_row_for_row_and_state_for_state(wit
     torch.testing.assert_close(replayed.logits, plain.forward(after), atol=2e-3, rtol=1e-3)
 
 
+@pytest.mark.slow
+@torch.inference_mode()
+def test_a_check_behind_another_one_finds_its_places(with_layer: Path) -> None:
+    """Behind two right drafts that reach a written state, behind none that do, and behind a token without drafts."""
+    plain, ours = runner_of(with_layer), runner_of(with_layer)
+    prompts = [random_prompt(n, seed=n) for n in (14, 14, 15)]
+    for runner in (plain, ours):
+        runner.forward([step(i, prompt, 0, len(prompt), None, i) for i, prompt in enumerate(prompts)])
+    ours.capture_checks(4, 3, MAX_TOKENS, replayed_checks(ours.model.config.vocab_size))
+    first = [
+        drafted(0, [1, 2, 3, 4], 14, written=16, dst=8),
+        drafted(1, [5, 6, 7], 14, written=16, dst=9),
+        drafted(2, [8], 15, written=16, dst=2),
+    ]
+    for runner in (plain, ours):
+        runner.forward(first)
+    assert ours._sources is not None
+    drawn = torch.tensor([2, 3, 40, 41, 42, 43, 44, 45])
+    ours._drawn[:8] = drawn
+    ours._sources.num_right[:3] = torch.tensor([0, 2, 0])
+    ours._sources.drafted[1, :3] = torch.tensor([50, 51, 52])
+    behind = [
+        SequenceInput([0, 0, 0], 15, blocks_of(0), 0, 10, num_logits=3, future_token=0, future_drafts=1,
+                      tail=TailStep(0, 14, None), behind=BehindCheck(1, 3, 16, 8)),
+        SequenceInput([0, 0], 15, blocks_of(1), 1, 11, num_logits=2, future_token=4, future_drafts=1,
+                      tail=TailStep(1, 14, None), behind=BehindCheck(0, 2, 16, 9)),
+        SequenceInput([0], 16, blocks_of(2), 2, 2, future_token=7, tail=TailStep(2, 16, None)),
+    ]  # fmt: skip
+    known = [
+        replace(behind[0], tokens=[40, 50, 51], start=17, src_slot=8, tail=TailStep(0, 16, None)),
+        replace(behind[1], tokens=[42, 50], start=15, tail=TailStep(1, 14, 16)),
+        replace(behind[2], tokens=[45]),
+    ]
+    known = [replace(entry, future_token=None, future_drafts=None, behind=None) for entry in known]
+    assert [known_place(entry, right, 16).tail for entry, right in zip(behind[:2], (2, 0), strict=True)] == [
+        entry.tail for entry in known[:2]
+    ]
+    replayed = ours._graphs.run(behind)
+    assert replayed is not None and replayed.is_drawn
+    torch.testing.assert_close(replayed.logits, plain.forward(known), atol=2e-3, rtol=1e-3)
+    assert_same_memory(ours, plain)
+
+
 def test_a_check_names_the_blocks_of_a_sequence_once_for_all_its_rows() -> None:
     """So that a context is read once. Rows of padding have none, and their keys and values go to the scratch block."""
     layout = CacheLayout("f", "float32", "float32", 16, (AttentionGroup(1, 1, 4),), (StateGroup(1, (2, 3), (2, 4)),))
     memory = CacheMemory(layout, 4 * BLOCKS_EACH, 12)
-    inputs = VerifyInputs(memory, torch.zeros(16, 3, dtype=torch.int64), 4, 4, MAX_TOKENS)
+    none = torch.zeros(16, dtype=torch.int64)
+    inputs = VerifyInputs(memory, CheckSources(none, none.repeat(3, 1), none), 4, 4, MAX_TOKENS)
     inputs.load([drafted(2, [9, 9, 9, 9], 40), drafted(1, [9, 9, 9, 9], 40)], 8)
     inputs.load([drafted(0, [1, 2, 3, 4], 14), drafted(1, [5], 30)], 12)
     batch = inputs.batch(12)
@@ -124,7 +154,7 @@ def test_captured_passes_of_the_layer_draft_what_launched_ones_do(with_layer: Pa
     prompts = [random_prompt(n, seed=n) for n in (14, 30, 9)]
     for runner in (plain, ours):
         runner.forward([step(i, prompt, 0, len(prompt), None, i) for i, prompt in enumerate(prompts)])
-    ours.capture_checks(4, 3, MAX_TOKENS, partial(once_needed, ours.model.config.vocab_size))
+    ours.capture_checks(4, 3, MAX_TOKENS, replayed_checks(ours.model.config.vocab_size))
     starts = [
         DraftStart(3 + i, len(prompt), blocks_of(i), i, num_drafts)
         for i, (prompt, num_drafts) in enumerate(zip(prompts, (3, 1, 2), strict=True))

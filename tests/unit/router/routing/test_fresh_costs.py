@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.step_costs import PROMPT_SECONDS, TIMED_STEPS, StepCosts
+from headrace.step_costs import PROMPT_SECONDS, StepCosts
 from headrace.wire.node_messages import Role
-from router.routing.fresh_costs import KNOWN_AFTER_STEPS, PASSED_OVER_S, FreshCosts
+from router.routing.fresh_costs import PASSED_OVER_S, FreshCosts
 from tests.support.router.fake_nodes import node_info, node_status
 
 SOUND = StepCosts()
@@ -17,13 +17,11 @@ BEAT_S = 0.5
 class Nodes:
     """Two nodes that report in turn, every BEAT_S: `a` with sound costs, `b` with slow ones."""
 
-    def __init__(self, device_of_b: str = "cuda", timed_steps: int = KNOWN_AFTER_STEPS) -> None:
+    def __init__(self, device_of_b: str = "cuda") -> None:
         self.fresh = FreshCosts()
         self.counts_of_b = True
         self._now_s = 0.0
-        self._counters = {
-            name: {"sampled_tokens": 0.0, PROMPT_SECONDS: 0.0, TIMED_STEPS: float(timed_steps)} for name in "ab"
-        }
+        self._counters = {name: {"sampled_tokens": 0.0, PROMPT_SECONDS: 0.0} for name in "ab"}
         self._devices = {"a": "cuda", "b": device_of_b}
         self._beat("")
 
@@ -71,10 +69,6 @@ def test_a_node_of_a_release_that_does_not_count_such_work_keeps_its_costs() -> 
 
 def test_nodes_on_another_kind_of_device_say_nothing() -> None:
     assert Nodes(device_of_b="cpu").after(2 * PASSED_OVER_S, "a") == SLOW
-
-
-def test_a_node_that_has_timed_few_steps_says_nothing_of_others() -> None:
-    assert Nodes(timed_steps=KNOWN_AFTER_STEPS - 1).after(2 * PASSED_OVER_S, "a") == SLOW
 
 
 def test_a_restarted_node_and_those_that_are_gone_count_no_more() -> None:

@@ -1,0 +1,112 @@
+"""The drafts of an engine's steps: when they are made, behind known tokens or behind a check whose tokens are not."""
+
+from __future__ import annotations
+
+from headrace.cache.publishing import ScheduledChunk
+from headrace.cache.tails import BehindCheck
+from headrace.engine.drafting import Drafting
+from headrace.engine.sequence import Sequence
+from headrace.engine.settling import EngineTokens
+from headrace.engine.step import InFlight
+
+
+class EngineDrafts(EngineTokens):
+    """The part of an engine that has sequences draft for the next step; `Engine` sets what it goes by.
+
+    _overlap   a step may be launched before the tokens of the one before are known
+    _turn_s    when the step that is being made began; noted for drafts alone
+    _in_step   chunks of the step under way and of the one that is being made
+    """
+
+    _overlap: bool
+    _turn_s: float
+    _in_step: list[ScheduledChunk[Sequence]]
+
+    def _draft(self, drafting: Drafting) -> None:
+        """Has the sequences that decode draft for the next step.
+
+        A draft follows known tokens: where one is likely, they settle first. So they do behind a step with drafts,
+        unless the layer has drafted behind it, whatever its tokens are.
+        """
+        now_s, fit = self._clock(), self.cost_fit
+        self._turn_s = now_s
+        if self._in_flight is not None and self._in_flight.has_drafts:
+            if self._may_follow(self._in_flight, drafting):
+                self._draft_behind(self._in_flight, drafting, now_s)
+                drafting.seconds += self._clock() - now_s
+                return
+            self._know_tokens()
+            now_s = self._clock()
+        drafting.forget()
+        if self._in_flight is not None:
+            would_draft = drafting.would_draft(self._running, self._in_flight.inputs.draw_index, fit, now_s)
+            drafting.seconds += self._clock() - now_s
+            if not would_draft:
+                return
+            self._know_tokens()
+            now_s = self._clock()
+        drafting.propose(self._running, fit, now_s)
+        self._cut_drafts()
+        drafting.seconds += self._clock() - now_s
+
+    def _may_follow(self, check: InFlight, drafting: Drafting) -> bool:
+        """True if the next step may be launched before it is known how many drafts of this one are right."""
+        rows, decoding = drafting.rows_ahead, self._decoding
+        if not self._overlap or self._tail_rows is None or not rows or not decoding:
+            return False
+        num_missing = sum(sequence.tail is None for sequence in decoding)  # with too few, states would be written now
+        return (
+            len(decoding) <= self._scheduler.max_running
+            and num_missing <= self._tail_rows.num_free
+            and all(sequence.draws_alike for sequence in decoding)
+            and all(sequence in rows for sequence in check.offers)
+        )
+
+    def _draft_behind(self, check: InFlight, drafting: Drafting, now_s: float) -> None:
+        """Has sequences draft behind a check under way, which settles if none does, or states would lack slots."""
+        rows = drafting.rows_ahead
+        pending = dict.fromkeys(check.inputs.draw_index, 1)
+        decoding = set(self._decoding)
+        for chunk in check.chunks:
+            if chunk.num_drafts and chunk.sequence in decoding:
+                sequence, base = chunk.sequence, None if chunk.tail is None else chunk.tail.written
+                slot = chunk.draft_slots[0] if chunk.draft_slots else sequence.held.slot
+                sequence.behind = BehindCheck(rows[sequence], chunk.num_drafts, base, slot)
+                pending[sequence] = sequence.num_pending
+        drafting.forget()
+        has_drafts = drafting.propose(self._running, self.cost_fit, now_s, pending)
+        if not has_drafts or sum(map(self._num_draft_slots, decoding)) > self.cache.draft_slots.num_free:
+            self._know_tokens()
+            self._cut_drafts()
+
+    def _know_tokens(self) -> None:
+        self._take_in_flight()
+        self._in_step = []
+
+    @property
+    def _decoding(self) -> list[Sequence]:
+        return [sequence for sequence in self._running if not sequence.is_prefilling and not sequence.is_paused]
+
+    def _cut_drafts(self) -> None:
+        """Shortens drafts for which no slot is left, so that the state at the next boundary does not rest on one."""
+        if self._tail_rows is None:
+            return
+        num_left = self.cache.draft_slots.num_free
+        for sequence in self._running:
+            if self._num_draft_slots(sequence):
+                if num_left:
+                    num_left -= 1
+                else:
+                    at, interval = sequence.num_computed, self._tail_rows.interval
+                    sequence.drafts = sequence.drafts[: interval - at % interval - 2]
+
+    def _num_draft_slots(self, sequence: Sequence) -> int:
+        """Slots that a step needs for states that rest on a sequence's drafts."""
+        if self._tail_rows is None:
+            return len(sequence.drafts)
+        at, interval = sequence.num_computed, self._tail_rows.interval
+        if sequence.behind is not None:  # one for wherever it turns out to stand
+            num_before = interval - (at + 1) % interval
+            return int(num_before <= sequence.num_pending + len(sequence.drafts))
+        num_before = interval - at % interval  # tokens before the state that is written next; the first is no draft
+        return int(1 < num_before <= 1 + len(sequence.drafts) and sequence.held.source is None)
