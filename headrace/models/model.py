@@ -49,6 +49,7 @@ class HybridModel:
     mtp: MtpLayer | None = (
         None  # loaded on demand: its entries are one more attention group, the last vector a state group
     )
+    draft_head: LinearWeight | None = None  # the head as the layer's drafts read it: they are guesses, FP8 is enough
 
     @property
     def dtype(self) -> torch.dtype:
@@ -135,7 +136,7 @@ class HybridModel:
         return torch.where(is_in_ring[:, None], in_ring, in_states)
 
     def draft_hidden(self, batch: ForwardBatch, memory: CacheMemory, previous: Tensor) -> Tensor:
-        """The MTP layer's vectors [N, hidden], whose `logits` draft the token after each row's.
+        """The MTP layer's vectors [N, hidden], whose `draft_logits` draft the token after each row's.
 
         batch      decodes alone, each behind position 0; states stay as they are
         previous   [N, hidden]: `last_hidden` of the tokens before, or `draft_hidden` of the draft before
@@ -147,6 +148,11 @@ class HybridModel:
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """Float32 logits [N, V] of rows of `hidden`, written to `out` if given."""
         return self.head.logits(hidden, self.config.logits_divisor, out)
+
+    def draft_logits(self, hidden: Tensor) -> Tensor:
+        """Float32 logits [N, V] of `draft_hidden`."""
+        head = self.head if self.draft_head is None else self.draft_head
+        return head.logits(hidden, self.config.logits_divisor)
 
     def _embedded(self, batch: ForwardBatch) -> Tensor:
         return embed(batch.tokens_T, self.embedding, self.config.embedding_multiplier)

@@ -125,6 +125,7 @@ def _assemble(
     norm = weights.take(f"{base}{family.final_norm}.weight", (config.hidden_size,), torch.float32)
     mtp = family.load_mtp(weights, config) if with_mtp and family.load_mtp is not None else None
     weights.assert_all_taken()
+    packed_head = LinearWeight(head)
     return HybridModel(
         config=config,
         fingerprint=fingerprint,
@@ -135,9 +136,10 @@ def _assemble(
             config.norm_eps,
             config.residual_multiplier,
         ),
-        head=LinearWeight(head),
+        head=packed_head,
         rotary_frequencies=_rotary_frequencies(config, embedding.device),
         mtp=mtp,
+        draft_head=None if mtp is None else packed_head.in_fp8(),
     )
 
 

@@ -10,21 +10,25 @@ Source    on CPU in float32 oneDNN's blocked layout (what torch.compile uses for
           it is dequantised
 """
 
+from __future__ import annotations
+
 import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.dense.fp8 import Fp8Matrix, Matrix
+from headrace.kernels.dense.fp8 import Fp8Matrix, Matrix, quantise_matrix, stack_rows
 from headrace.kernels.dense.fp8_linear import fp8_linear, has_product
 from headrace.kernels.dense.fp8_rows import Fp8Format, Fp8Rows, Rows, plain_rows, quantise_rows
 from headrace.kernels.dense.relu_squared import relu_squared_rows
 from headrace.kernels.dense.small_linear import MOST_ROWS, checked_out, small_linear_triton
 from headrace.kernels.dense.swiglu import swiglu_rows
 from headrace.kernels.dense.swiglu_linear_hopper import is_faster_on_hopper, swiglu_linear_hopper
-from headrace.kernels.lib.dispatch import runs_triton
+from headrace.kernels.lib.dispatch import is_hopper, runs_triton
 from headrace.kernels.lib.sizes import cdiv
+
+QUANTISED_ROWS = 1 << 14  # at once
 
 
 class LinearWeight:
@@ -43,6 +47,16 @@ class LinearWeight:
             plain.device.type == "cpu" and plain.dtype == torch.float32 and torch.backends.mkldnn.is_available()
         )
         self._weight = torch.ops.mkldnn._reorder_linear_weight(plain) if self._is_packed else plain
+
+    def in_fp8(self) -> LinearWeight:
+        """A copy of a matrix of 16 bits in FP8, or the matrix itself where products in FP8 do not run."""
+        plain = self._weight
+        if not isinstance(plain, Tensor) or plain.dtype.itemsize != 2 or not is_hopper(plain.device):
+            return self
+        # In parts: rows of a large vocabulary take a gigabyte in float32 for each 100,000.
+        quantised = stack_rows([quantise_matrix(part) for part in plain.split(QUANTISED_ROWS)])
+        assert isinstance(quantised, Fp8Matrix)
+        return LinearWeight(quantised) if has_product(quantised) else self
 
     @property
     def reads(self) -> Fp8Format | None:

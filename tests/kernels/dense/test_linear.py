@@ -3,8 +3,10 @@
 import pytest
 import torch
 
-from headrace.kernels.dense.linear import LinearWeight
+from headrace.kernels.dense.linear import QUANTISED_ROWS, LinearWeight
+from headrace.kernels.lib.dispatch import is_hopper
 
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ROWS = [0, 1, 63, 65]
 
 
@@ -16,3 +18,16 @@ def test_linear_weight_multiplies_like_the_plain_matrix(rows: int, dtype: torch.
     assert y.shape == (rows, 70) and y.dtype == dtype
     bound = 1e-4 if dtype == torch.float32 else 0.2
     torch.testing.assert_close(y.double(), x.double() @ weight.double().t(), atol=bound, rtol=0.01)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_copy_in_fp8_multiplies_nearly_alike_or_is_the_matrix_itself(dtype: torch.dtype):
+    """More rows than are quantised at once. Only a Hopper GPU has products in FP8."""
+    weight = LinearWeight(torch.randn(QUANTISED_ROWS + 160, 64, device=DEVICE).to(dtype))
+    copy, x = weight.in_fp8(), torch.randn(3, 64, device=DEVICE).to(dtype)
+    if dtype == torch.float32 or not is_hopper(DEVICE):
+        assert copy is weight
+        return
+    assert copy.reads is not None and weight.reads is None
+    error = (copy.logits(x, 1.0) - weight.logits(x, 1.0)).norm() / weight.logits(x, 1.0).norm()
+    assert 0 < error < 0.05

@@ -35,7 +35,7 @@ def drafts(model: HybridModel, memory: CacheMemory, *rows: Newest, num_drafts: i
             for token, row in zip(tokens, rows, strict=True)
         ]
         hidden = model.draft_hidden(ForwardBatch.build(inputs, BLOCK_SIZE, model.device), memory, hidden)
-        logits.append(model.logits(hidden))
+        logits.append(model.draft_logits(hidden))
         tokens = logits[-1].argmax(-1).tolist()
     return torch.stack(logits, dim=1)
 
