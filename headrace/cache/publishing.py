@@ -67,7 +67,7 @@ class ScheduledChunk(Generic[S]):
     emit          boundaries inside the span, ascending, with the slots that the kernels write their states to
     at_end        the boundary at the end of the span, if kept: the running state itself is donated after the step
     drafts        of its tokens, all behind the first; `num_drafts` of them
-    slack         drafts of a check under way: by as many of them as are right, the span lies further on
+    slack         tokens by which the span may lie further on: drafts of a check under way, of which some may be right
     draft_slots   slots for states that rest on drafts: after all its tokens but the last, or with a tail the one that
                   the step writes, if it is not the claim's that it goes to
     tail          of a decode, what the step does with the tail; None: it has none, and its state is written

@@ -24,7 +24,7 @@ PLACES = ("1", "2", "3", "4", "5", "6", "7", "8+")
 """Places of drafts behind the newest token, as metrics name them."""
 
 
-NO_TOKENS: Mapping[Sequence, int] = {}
+NOTHING: Mapping[Sequence, int] = {}
 
 
 class Found(NamedTuple):
@@ -64,7 +64,7 @@ class LayerDrafts(Protocol):
         """Begins to draft for the next call of `drafts`, behind the step that was just launched. Waits for nothing.
 
         checked      sequences that decode in that step, their parts of it, their first draws, and the most tokens that
-                     blocks are taken for
+                     blocks are taken for; none if the next step is not likely to have drafts
         num_passes   drafts of each
         """
         ...
@@ -129,7 +129,7 @@ class Drafting:
         return bool(chosen)
 
     def propose(
-        self, running: Collection[Sequence], fit: CostFit, now_s: float, pending: Mapping[Sequence, int] = NO_TOKENS
+        self, running: Collection[Sequence], fit: CostFit, now_s: float, pending: Mapping[Sequence, int] = NOTHING
     ) -> bool:
         """Sets the `drafts` of these sequences; no other sequence has any. Returns False if there are none.
 
@@ -160,7 +160,7 @@ class Drafting:
     @property
     def rows_ahead(self) -> Mapping[Sequence, int]:
         """As `LayerDrafts.rows_ahead`."""
-        return NO_TOKENS if self._layer is None else self._layer.rows_ahead
+        return NOTHING if self._layer is None else self._layer.rows_ahead
 
     def offers(self, chunks: Collection[ScheduledChunk[Sequence]]) -> dict[Sequence, Offer]:
         """Offers of the drafts of these chunks: what they were chosen from."""
@@ -171,20 +171,19 @@ class Drafting:
     ) -> None:
         """Has the layer draft behind a step that was just launched, if the next one is likely to have drafts."""
         num_passes, self._num_ahead = self._num_ahead, 0
-        if self._layer is None or not num_passes:
+        if self._layer is None:
             return
         checked = []
-        for sequence, entry in step:
+        for sequence, entry in step if num_passes else ():
             if not entry.is_prompt:
                 last = len(sequence.tokens) + self._rules.most_new(sequence) - 1  # the last token is never computed
                 most_tokens = min(entry.end_at_most + num_passes, last)
                 checked.append((sequence, entry, first_draws[sequence], most_tokens))
-        if checked:
-            self._layer.draft_ahead(checked, num_passes, num_running)
+        self._layer.draft_ahead(checked, num_passes, num_running)
 
     def forget(self) -> bool:
         """Takes back what was proposed last; False if that was nothing."""
-        drafted, self._drafted = self._drafted, {}
+        drafted, self._drafted, self._num_ahead = self._drafted, {}, 0
         for sequence in drafted:
             sequence.drafts = ()
         return bool(drafted)

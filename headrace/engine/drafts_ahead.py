@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import overload
 
 import numpy as np
@@ -100,13 +101,23 @@ class FutureDrafts(Sequence[int]):
         return self.made.ids()[self.row][: self._number]
 
 
+class StartField(IntEnum):
+    """The numbers of a sequence by which `CheckedStarts` finds where its drafts begin."""
+
+    FIRST_DRAW = 0
+    START = 1  # or the least that it may be
+    NUM_DRAFTS = 2
+    NUM_COVERED = 3
+    NUM_PASSES = 4
+    RIGHT = 5  # where the right drafts before START were counted; -1: it begins there
+    RING_ROW = 6
+
+
 class CheckedStarts:
     """Inputs of the captured pass that finds where drafts begin: tensors at fixed addresses, filled by one copy.
 
     A sequence may have had no drafts, or stand behind the check before, whose right drafts were counted here, too.
     """
-
-    FIRST_DRAW, START, NUM_DRAFTS, NUM_COVERED, NUM_PASSES, RIGHT, RING_ROW = range(7)
 
     def __init__(self, sources: CheckSources, memory: CacheMemory) -> None:
         """`sources`: the tokens of the last launch, the drafts that it may have been about, and where the number of
@@ -114,27 +125,27 @@ class CheckedStarts:
         self._sources = sources
         self._num_slots, self._num_places = memory.num_slots, memory.tail_places
         most, K = sources.drafted.shape
-        self._parts = (7, K, K)  # numbers; drafts, and which of `drafted` they are, or -1
+        self._parts = (len(StartField), K, K)  # numbers; drafts, and which of `drafted` they are, or -1
         padding = np.zeros(sum(self._parts), dtype=np.int64)
-        padding[[self.RIGHT, self.RING_ROW]] = padding[-K:] = PAD_SLOT
+        padding[[StartField.RIGHT, StartField.RING_ROW]] = padding[-K:] = PAD_SLOT
         self._padding = padding
         self._fields = torch.from_numpy(padding).to(memory.device).repeat(most, 1)
 
     def packed(self, starts: Sequence[CheckedSequence], size: int, num_passes: int) -> np.ndarray:
         """[size, F], for `load`."""
-        K = self._parts[1]
+        N, K = self._parts[:2]
         rows = np.tile(self._padding, (size, 1))
         for row, start in zip(rows, starts, strict=False):
             entry = start.entry
             assert entry.tail is not None, "a model with an MTP layer keeps tails"
             num_drafts, right = len(entry.tokens) - 1, PAD_SLOT if entry.behind is None else entry.behind.row
             numbers = (start.first_draw, entry.start, num_drafts, start.num_covered, num_passes, right, entry.tail.row)
-            row[:7] = numbers
+            row[:N] = numbers  # in the order of `StartField`
             if entry.future_drafts is None:
-                row[7 : 7 + num_drafts] = entry.tokens[1:]
+                row[N : N + num_drafts] = entry.tokens[1:]
             else:
                 first = entry.future_drafts * K
-                row[7 + K : 7 + K + num_drafts] = range(first, first + num_drafts)
+                row[N + K : N + K + num_drafts] = range(first, first + num_drafts)
         return rows
 
     def load(self, packed: Tensor) -> None:

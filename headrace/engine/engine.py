@@ -196,7 +196,7 @@ class Engine(EngineDrafts):
         while True:
             ready = (s for s in self._running if self._takes_part(s))
             chunks = self._scheduler.schedule(ready, self.cost_fit.costs, self._yielded)
-            if all(self.cache.extend(chunk.sequence.held, chunk.span.end + chunk.slack) for chunk in chunks):
+            if all(self._has_blocks(chunk, len(chunks)) for chunk in chunks):
                 break
             if any(chunk.slack for chunk in chunks) and self._settle():
                 continue  # fewer may do, and without drafts a step follows known tokens
@@ -213,6 +213,11 @@ class Engine(EngineDrafts):
             if num_slots := self._num_draft_slots(chunk.sequence):
                 chunk.draft_slots = self.cache.draft_slots.take(num_slots)
         return chunks
+
+    def _has_blocks(self, chunk: ScheduledChunk[Sequence], num_chunks: int) -> bool:
+        """Takes the blocks that a chunk needs; those that it may need none that another one of the step does."""
+        num_left = num_chunks if chunk.slack else 0
+        return self.cache.extend(chunk.sequence.held, chunk.span.end + chunk.slack, min_blocks_left=num_left)
 
     def _count_work(self, chunks: list[ScheduledChunk[Sequence]]) -> None:
         """Counts a step's work as its clients'; before its chunks count as computed."""
@@ -270,9 +275,9 @@ class Engine(EngineDrafts):
         pending = {} if self._in_flight is None else self._in_flight.inputs.draw_index
         step = self._builder.build(chunks, pending)
         began_s = self._clock()
-        behind: OnDevice | None = drafts_under_way(chunks)
-        if behind is None and self._in_flight is not None:
-            behind = self._in_flight.launched.drawn
+        waits_for: OnDevice | None = drafts_under_way(chunks)
+        if waits_for is None and self._in_flight is not None:
+            waits_for = self._in_flight.launched.drawn
         # A mask needs the token before it. The device computes meanwhile: only the draws come after the masks.
         settle = self._settle if any(sequence in pending for sequence, _ in step.constrained) else None
         with self._masks.computed(step.constrained, settle) as wait_for_masks:
@@ -281,9 +286,9 @@ class Engine(EngineDrafts):
             parts = zip((chunk.sequence for chunk in chunks), step.inputs, strict=True)
             self.drafting.draft_ahead([*parts], step.draw_index, len(self._running))
         self._give_up_confused(step.constrained)
-        has_waited = behind is not None and behind.has_arrived
+        has_waited = waits_for is not None and waits_for.has_arrived
         offers = {} if self.drafting is None else self.drafting.offers(chunks)
-        return InFlight(chunks, step, offers, launched, shape_of(chunks), began_s, behind, self._turn_s, has_waited)
+        return InFlight(chunks, step, offers, launched, shape_of(chunks), began_s, waits_for, self._turn_s, has_waited)
 
     def _give_up_confused(self, constrained: list[WantedMask]) -> None:
         """Gives up sequences whose grammars have no mask: they grew beyond their limits."""

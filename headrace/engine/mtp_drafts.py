@@ -44,14 +44,14 @@ class MtpDrafts:
         self, checked: list[tuple[Sequence, SequenceInput, int, int]], num_passes: int, num_running: int
     ) -> None:
         """As `LayerDrafts.draft_ahead`: no further than there are blocks."""
-        if not self._runner.can_draft_ahead:
+        self._ahead = None
+        if not checked or not self._runner.can_draft_ahead:
             return
         starts = [self._checked(*each, num_running) for each in checked]
         try:
             self._ahead = self._runner.draft_ahead(starts, num_passes)
         except (torch.OutOfMemoryError, MemoryError) as error:
             log.warning("nothing is drafted ahead: %s", first_line(error))
-            self._ahead = None
         self._row_of = {sequence: row for row, (sequence, *_) in enumerate(checked)}
 
     def _checked(

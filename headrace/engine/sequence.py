@@ -180,7 +180,7 @@ class Sequence:
     num_scored       leading tokens of the prompt after which the next one's logprob has been reported
     checkpoints      positions in its prompt of the checkpoints published for it
     decoded          checkpoints in its answer that are still kept
-    drafts           tokens that may follow its newest one, in the step that is being made or under way; () in none
+    drafts           tokens that may follow its newest one, in the newest step, made or being made; () in none
     behind           the check under way behind which the step that is being made finds it; None: its place is known
     drafter          guesses how it goes on; None: it has not drafted
     acceptance       how often its drafts were right lately; None: it had none

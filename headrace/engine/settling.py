@@ -191,7 +191,7 @@ class EngineTokens(EngineRequests):
                 sequence.append(ids[draw])
                 finish = self._rules.finish_reason(sequence)
                 self._appended(Taken(sequence, drawn, slice(draw, draw + 1), finish))
-        for chunk in step.chunks if step.offers else ():
+        for chunk in step.chunks:
             if chunk.num_drafts:
                 self._take_verified(chunk, step, chunk.sequence in running)
 
@@ -205,7 +205,6 @@ class EngineTokens(EngineRequests):
         sequence.behind = None
         if sequence.drafts is drafts:  # else these are of the next step, which was launched behind this one
             sequence.drafts = ()
-        num_taken = 0
         if is_running:
             token_ids = drawn.ids()[first_draw : first_draw + 1 + len(drafts)]
             num_taken, finish = append_new(sequence, token_ids[: num_right(token_ids, drafts) + 1], self._rules)
@@ -214,10 +213,9 @@ class EngineTokens(EngineRequests):
             if num_taken > 1 and sequence.request.sampling.has_penalty:
                 self._runner.token_counts.count(sequence, token_ids[1:num_taken])
             self._appended(Taken(sequence, drawn, slice(first_draw, first_draw + num_taken), finish))
-        if chunk.draft_slots:
-            self.cache.draft_slots.give_back(chunk.draft_slots)
-        if self.drafting is not None:
-            self.drafting.verified(sequence, step.offers[sequence], max(0, num_taken - 1))
+            if self.drafting is not None:
+                self.drafting.verified(sequence, step.offers[sequence], num_taken - 1)
+        self.cache.draft_slots.give_back(chunk.draft_slots)
 
     def _appended(self, taken: Taken) -> None:
         """Keeps new tokens to be reported, and takes a sequence that needs no more of them out of the steps."""
@@ -244,7 +242,7 @@ class EngineTokens(EngineRequests):
         That is the device's time: the host may have been launching the next step when it ended.
         """
         now_s = self._clock()
-        seconds = step.launched.drawn.seconds_after(step.behind) if step.behind is not None else None
+        seconds = step.launched.drawn.seconds_after(step.waits_for) if step.waits_for is not None else None
         if seconds is None:
             seconds = now_s - max(step.began_s, self._known_done_s)
         if self.drafting is not None:

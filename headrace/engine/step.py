@@ -47,7 +47,7 @@ class InFlight:
     offers       what the drafts of its sequences were chosen from
     shape        its contents, by which its time is judged
     began_s      when it was launched
-    behind       the step or the drafts that were still in flight then: this one begins when that ends
+    waits_for    the step or the drafts that were still in flight then: this one begins when that ends
     turn_s       when the engine began to make it, with its drafts, if it drafts
     has_waited   that step had ended before this one was launched: the device waited for the host
     """
@@ -58,14 +58,14 @@ class InFlight:
     launched: Launched
     shape: StepShape
     began_s: float
-    behind: OnDevice | None
+    waits_for: OnDevice | None
     turn_s: float
     has_waited: bool
 
     @property
     def has_drafts(self) -> bool:
         """True if how many of its tokens count is not known before it is over."""
-        return any(chunk.num_drafts for chunk in self.chunks)
+        return bool(self.offers)
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,9 @@ class SequenceInput:
     With a `tail`, `src_slot` has the state at its base, and `dst_slot` gets the one that the step writes, if any.
     Models with tails decode without one as if they began one: the row is the one with the number of `dst_slot`.
 
-    `behind` a check, all of it lies further on by as many tokens as drafts were right there; `tail` is the one before
-    that check, and a state is written where the step turns out to reach a place for one.
+    `behind` a check, all of it lies further on by as many tokens as drafts were right there, and `future_token` is the
+    draw behind that check's newest token: those behind its drafts follow. `tail` is the one before that check, and a
+    state is written where the step turns out to reach a place for one.
 
     Nobody changes one. It is not frozen, as a step makes one for each sequence: that would take three times as long.
     """
@@ -34,8 +35,7 @@ class SequenceInput:
     dst_slot: int
     emit: tuple[tuple[int, int], ...] = ()  # (num_tokens, slot): also write the state after num_tokens tokens
     num_logits: int = 1  # 0, 1 (after the last token) or len(tokens)
-    future_token: int | None = None  # tokens[0] stands in for the token with this index among the last launch's draws;
-    # behind a check for that of the draw behind its last right draft: this is the index of the first one
+    future_token: int | None = None  # tokens[0] stands in for the token with this index among the last launch's draws
     future_drafts: int | None = None  # tokens[1:] stand in for those that the layer drafted last in this row
     is_prompt: bool = False  # of a prompt, or computed again: not a decode, even if it is one token
     tail: TailStep | None = None  # of a decode; None: it has none, or the model keeps no tails

@@ -133,6 +133,15 @@ def place_checked_rows_torch(
 
 
 @triton.jit
+def _load_fields(ptr):
+    """A sequence's numbers in the order of `CheckField`."""
+    return (
+        tl.load(ptr), tl.load(ptr + 1), tl.load(ptr + 2), tl.load(ptr + 3), tl.load(ptr + 4), tl.load(ptr + 5),
+        tl.load(ptr + 6), tl.load(ptr + 7), tl.load(ptr + 8), tl.load(ptr + 9), tl.load(ptr + 10),
+    )  # fmt: skip
+
+
+@triton.jit
 def _checked_rows_kernel(
     fields_ptr, known_ptr, future_ptr, table_ptr, drawn_ptr, drafted_ptr, num_right_ptr,
     tokens_ptr, positions_ptr, contexts_ptr, blocks_ptr, offsets_ptr, sources_ptr, tails_ptr,
@@ -141,12 +150,11 @@ def _checked_rows_kernel(
     NUM_FIELDS: tl.constexpr, NUM_TAIL_FIELDS: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0)
-    fields = fields_ptr + b * NUM_FIELDS
-    length = tl.load(fields)
-    draw = tl.load(fields + 2)
-    behind = tl.load(fields + 3)
+    length, first, draw, behind, src, old_base, next_src, next_base, dst, row, known_written = _load_fields(
+        fields_ptr + b * NUM_FIELDS
+    )
     right = tl.load(num_right_ptr + tl.maximum(behind, 0), mask=behind >= 0, other=0).to(tl.int32)
-    start = tl.load(fields + 1) + right
+    start = first + right
 
     t = tl.arange(0, BLOCK_T)
     is_row = t < T
@@ -166,19 +174,18 @@ def _checked_rows_kernel(
     tl.store(blocks_ptr + rows, tl.where(is_own, block, scratch_block).to(tl.int64), mask=is_row)
     tl.store(offsets_ptr + rows, (position % BLOCK_SIZE).to(tl.int64), mask=is_row)
 
-    next_base = tl.load(fields + 7)
     is_next = (behind >= 0) & (next_base >= 0) & (next_base <= start)
-    base = tl.where(is_next, next_base, tl.load(fields + 5))
-    source = tl.where(is_next, tl.load(fields + 6), tl.load(fields + 4))
+    base = tl.where(is_next, next_base, old_base)
+    source = tl.where(is_next, next_src, src)
     interval: tl.constexpr = PLACES // 2
     boundary = start - start % interval + interval
     reached = tl.where(boundary <= start + length, boundary, -1)
-    written = tl.where(behind >= 0, reached, tl.load(fields + 10))
+    written = tl.where(behind >= 0, reached, known_written)
     tails = tails_ptr + b * NUM_TAIL_FIELDS
     tl.store(sources_ptr + b, source.to(tl.int64))
-    tl.store(tails, source)
-    tl.store(tails + 1, tl.where(written >= 0, tl.load(fields + 8), -1))
-    tl.store(tails + 2, tl.load(fields + 9))
+    tl.store(tails, source)  # in the order of `TailField`
+    tl.store(tails + 1, tl.where(written >= 0, dst, -1))
+    tl.store(tails + 2, row)
     tl.store(tails + 3, base % PLACES)
     tl.store(tails + 4, start - base)
     tl.store(tails + 5, tl.where(written >= 0, written - base, 0))

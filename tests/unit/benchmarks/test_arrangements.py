@@ -33,7 +33,7 @@ def test_four_devices_are_one_cluster_of_two_nodes_a_role_or_four_of_one_node() 
 
 @pytest.mark.parametrize("num_devices", [0, 3])
 def test_devices_that_leave_one_without_its_other_role_are_refused(num_devices: int) -> None:
-    with pytest.raises(ValueError, match=f"{num_devices} devices"):
+    with pytest.raises(typer.BadParameter, match=f"{num_devices} nodes"):
         KINDS["elastic"].clusters(num_devices)
 
 

@@ -177,6 +177,13 @@ def test_what_comes_after_a_stop_token_among_drafts_made_ahead_is_dropped(
     assert [run.tokens for run in together(built, asked)] == expected
     assert late.min_tokens + 2 < len(expected[0]) < ANSWER.max_tokens
     assert num_drafted(built)[1] > 0 and sum(num_future) > 5 and sum(num_behind) > 5
+    # Behind the first token all come of checks, and none is counted that was too many.
+    alone = ahead_of(trained)
+    tokens = generate(alone, asked[0]).tokens
+    assert alone.engine.drafting is not None
+    checks = alone.engine.drafting._num_checks
+    assert tokens == expected[0]
+    assert sum(number * (1 + accepted) for (_, accepted), number in checks.items()) == len(tokens) - 1
 
 
 def test_requests_come_and_go_while_drafts_are_made(trained: Path, num_future, num_behind) -> None:
@@ -210,9 +217,10 @@ def test_preempted_requests_get_the_answers_they_would_have_had(trained: Path, n
     assert scarce.engine.preemptions > 0 and num_future and sum(num_behind)
 
 
-def test_drafts_ahead_preempt_nobody(trained: Path) -> None:
+@pytest.mark.parametrize("lengths", [(30, 31), (32, 32)], ids=["in their blocks", "where their blocks end"])
+def test_drafts_ahead_preempt_nobody(lengths: tuple[int, int], trained: Path) -> None:
     """Both answers end in their last blocks, for which there is just enough room."""
-    asked = [request(KNOWN, replace(ANSWER, max_tokens=30 + extra)) for extra in (0, 1)]
+    asked = [request(KNOWN, replace(ANSWER, max_tokens=length)) for length in lengths]
     built = mtp_engine_of(trained, 6, 9, overlap=True, max_running=4)
     capture_layer(built.engine._runner, 4, 256)
     runs = together(built, asked)
