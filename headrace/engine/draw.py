@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from headrace.cache.tails import BehindCheck
 from headrace.request import Sampling
 
 COLDEST = 1e-5  # at and below this temperature the best token is taken: dividing by less overflows
@@ -20,6 +21,7 @@ class Draw(NamedTuple):
     bias_row     its sequence's row in the device's `TokenBiases`; None: no biases
     banned_after  (p, id): the id may not be drawn if the token before it, draw `pending` of the last launch, is p
     mask_row     its row in the step's masks, which refuse what its grammar does not allow; None: no grammar
+    behind       the check that it stands behind: `position` is further on by as many tokens as drafts were right there
     """
 
     sampling: Sampling
@@ -30,6 +32,7 @@ class Draw(NamedTuple):
     banned_after: Sequence[tuple[int, int]] = ()
     pending: int | None = None
     mask_row: int | None = None
+    behind: BehindCheck | None = None
 
     def with_rows(self, counts_row: int | None, bias_row: int | None, mask_row: int | None) -> Draw:
         """The same draw with its rows. `_replace` takes twice as long, for each token."""
@@ -42,12 +45,13 @@ class Draw(NamedTuple):
             self.banned_after,
             self.pending,
             mask_row,
+            self.behind,
         )
 
     @property
     def is_greedy(self) -> bool:
         """True if the token is the best one of the unchanged logits."""
-        sampling, _, banned, counts_row, bias_row, banned_after, _, mask_row = self
+        sampling, _, banned, counts_row, bias_row, banned_after, _, mask_row, _ = self
         is_changed = bool(banned or banned_after) or mask_row is not None
         return not is_changed and counts_row is None and bias_row is None and sampling.temperature <= COLDEST
 

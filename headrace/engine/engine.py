@@ -4,7 +4,7 @@ With `overlap`, a step is launched before the tokens of the one before are known
 runner fills in the drawn tokens on the device, and counts them there for penalties. A sequence that turns out to have
 ended has then computed one token too many, which is dropped. What else needs a token's value, hashes and a preemption,
 waits for it. Behind a step with drafts not even lengths are known: there the runner finds the places, too, as long as
-the model's layer drafts, and nothing but logits says what the tokens are.
+the model's layer drafts, and logits and positions alone say what the tokens are.
 
 `EngineLoop` (headrace/engine/loop.py) drives it; prefill and decode nodes differ only in the jobs they submit.
 """

@@ -245,6 +245,7 @@ class ModelRunner:
         """
         rows, wanted = [row for row, _ in draws], [draw for _, draw in draws]
         ids = self._drawn[: len(draws)]
+        num_right = None if self._sources is None else self._sources.num_right
         bans = pending_bans(wanted, self._drawn, self.model.config.vocab_size)  # before the step overwrites them
         if scored:
             # Logits of all rows at once could take more memory than there is: a gigabyte for each thousand rows.
@@ -252,7 +253,7 @@ class ModelRunner:
             scores = [self._score(hidden, prompt_rows) for prompt_rows in scored]
             logits = self.model.logits(hidden.index_select(0, upload_values(rows, hidden.device)))
             masks = self._masks(wait_for_masks)
-            ids.copy_(choose(logits, wanted, self.token_counts, self.token_biases, bans, masks))
+            ids.copy_(choose(logits, wanted, self.token_counts, self.token_biases, bans, masks, num_right))
             return Launched(logits, Drawn(logits, ids, wanted), scores)
         replayed = self._graphs.run(inputs)
         logits = self.forward(inputs) if replayed is None else replayed.logits
@@ -262,7 +263,7 @@ class ModelRunner:
         are_drawn = replayed is not None and replayed.is_drawn and drawn_from is logits
         if draws and not (are_drawn and all(draw.is_greedy for draw in wanted)):
             masks = self._masks(wait_for_masks)
-            ids.copy_(choose(drawn_from, wanted, self.token_counts, self.token_biases, bans, masks))
+            ids.copy_(choose(drawn_from, wanted, self.token_counts, self.token_biases, bans, masks, num_right))
         return Launched(logits, Drawn(drawn_from, ids, wanted), [])
 
     @torch.inference_mode()

@@ -59,11 +59,13 @@ def choose(
     token_biases: TokenBiases,
     bans: PendingBans | None = None,
     masks: Tensor | None = None,
+    num_right: Tensor | None = None,
 ) -> Tensor:
     """The drawn ids, int64 [N], on the logits' device; `token_counts` advance by them. Waits for nothing on a GPU.
 
     logits float32 [N, V], N = len(draws); not changed. Biases come first, then penalties, then bans, then
-    masks: one for each draw with a `mask_row`, in order, as `mask_tokens` takes them.
+    masks: one for each draw with a `mask_row`, in order, as `mask_tokens` takes them. `num_right` int64: see
+    `CheckSources`, for draws behind a check.
     """
     biased = [(row, draw.bias_row) for row, draw in enumerate(draws) if draw.bias_row is not None]
     penalised = [(row, draw.counts_row) for row, draw in enumerate(draws) if draw.counts_row is not None]
@@ -91,7 +93,7 @@ def choose(
     random_rows = [row for row, draw in enumerate(draws) if draw.sampling.temperature > COLDEST]
     if random_rows:
         index = upload_values(random_rows, logits.device)
-        settings_N4, numbers = _settings([draws[row] for row in random_rows], logits.device)
+        settings_N4, numbers = _settings([draws[row] for row in random_rows], logits.device, num_right)
         chosen[index] = draw_tokens(adjusted[index], settings_N4, numbers)
     if penalised:
         token_counts.advance(count_rows, chosen.index_select(0, rows))
@@ -158,8 +160,11 @@ class Drawn:
         return before.arrived.elapsed_time(self.arrived) / 1000
 
 
-def _settings(draws: Sequence[Draw], device: torch.device) -> tuple[Tensor, Tensor]:
+def _settings(draws: Sequence[Draw], device: torch.device, num_right: Tensor | None) -> tuple[Tensor, Tensor]:
     """The inputs of `draw_tokens`: [N, 4] temperature, top_k, top_p, min_p, and a uniform number [N] each."""
+    if any(draw.behind is not None for draw in draws):
+        assert num_right is not None
+        return _settings_behind(draws, device, num_right)
     rows = []
     for draw in draws:
         sampling = draw.sampling
@@ -167,3 +172,25 @@ def _settings(draws: Sequence[Draw], device: torch.device) -> tuple[Tensor, Tens
         rows.append((sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, number))
     settings_N5 = upload_values(rows, device, torch.float64)
     return settings_N5[:, :4], settings_N5[:, 4]
+
+
+def _settings_behind(draws: Sequence[Draw], device: torch.device, num_right: Tensor) -> tuple[Tensor, Tensor]:
+    """As `_settings`: of a draw behind a check, the numbers of all positions that it may have, and then its own one."""
+    most = max(draw.behind.num_drafts for draw in draws if draw.behind is not None)
+    numbers: dict[tuple[int, int], float] = {}  # draws of a sequence share most of theirs
+    rows, places = [], []
+    for draw in draws:
+        sampling, behind = draw.sampling, draw.behind
+        last = draw.position + (0 if behind is None else behind.num_drafts)
+        found = []
+        for position in range(draw.position, draw.position + most + 1):
+            key = sampling.seed, min(position, last)
+            if key not in numbers:
+                numbers[key] = uniform(*key)
+            found.append(numbers[key])
+        rows.append((sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, *found))
+        places.append(-1 if behind is None else behind.row)
+    settings = upload_values(rows, device, torch.float64)
+    place_N = upload_values(places, device)
+    right_N = torch.where(place_N >= 0, num_right[place_N.clamp(min=0)], 0)
+    return settings[:, :4], settings[:, 4:].gather(1, right_N[:, None])[:, 0]

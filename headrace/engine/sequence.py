@@ -19,7 +19,7 @@ from headrace.cache.leases import LeaseId
 from headrace.cache.tails import BehindCheck, Tail
 from headrace.cache.types import PrefixKey
 from headrace.engine.bad_words import BadWords
-from headrace.engine.draw import COLDEST, Draw
+from headrace.engine.draw import Draw
 from headrace.engine.following import Following
 from headrace.request import FinishReason, PromptLogprobs, Request, Token
 from headrace.speculation.draft_count import Acceptance
@@ -296,14 +296,16 @@ class Sequence:
     def same_draw(self) -> Draw | None:
         """The draw of each of its tokens, where that is always the best one of the model's logits; else None."""
         sampling = self.job.request.sampling
-        is_changed = sampling.has_bias or sampling.min_tokens or not self.draws_alike
-        return None if is_changed else Draw(sampling, position=0)
+        if sampling.has_bias or sampling.min_tokens or not self.draws_alike:
+            return None
+        draw = Draw(sampling, position=0)
+        return draw if draw.is_greedy else None
 
     @property
     def draws_alike(self) -> bool:
-        """True if nothing but the model's logits says what its next tokens are, wherever they stand."""
+        """True if its next tokens are drawn by logits and positions alone, whatever the tokens before them are."""
         sampling = self.job.request.sampling
-        is_changed = sampling.has_penalty or sampling.temperature > COLDEST or sampling.min_tokens > self.num_output
+        is_changed = sampling.has_penalty or sampling.min_tokens > self.num_output
         return not is_changed and self.bad_words is None and self.grammar is None
 
     @property

@@ -103,7 +103,8 @@ class StepBuilder:
                     step.draws.extend(zip(range(first_row + 1, num_rows), repeat(draw)))
                 else:
                     for num_drafts in range(1, chunk.num_drafts + 1):
-                        draw = self._draw_after(sequence, chunk.drafts[:num_drafts], step.constrained)
+                        drafts = chunk.drafts[:num_drafts]
+                        draw = self._draw_after(sequence, drafts, future_token, step.constrained)
                         step.draws.append((first_row + num_drafts, draw))
             step.inputs.append(_sequence_input(chunk, num_logits, future_token))
         return step
@@ -124,14 +125,16 @@ class StepBuilder:
         mask_row = _mask_row(sequence, (), masks)
         return draw.with_rows(counts_row, bias_row, mask_row)
 
-    def _draw_after(self, sequence: Sequence, drafts: SequenceOf[int], masks: list[WantedMask]) -> Draw:
+    def _draw_after(
+        self, sequence: Sequence, drafts: SequenceOf[int], pending: int | None, masks: list[WantedMask]
+    ) -> Draw:
         """The draw of the token after these drafts, as `_draw` would make it if they were the sequence's tokens."""
         sampling, counts_row, bias_row = sequence.request.sampling, None, None
         if sampling.has_penalty:
             counts_row = self._runner.token_counts.row_after(sequence, drafts)
         if sampling.has_bias:
             bias_row = self._runner.token_biases.row(sequence, sampling)
-        draw = self._rules.draw_after(sequence, drafts)
+        draw = self._rules.draw_after(sequence, drafts, pending)
         mask_row = _mask_row(sequence, drafts, masks)
         return draw.with_rows(counts_row, bias_row, mask_row)
 

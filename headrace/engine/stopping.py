@@ -24,7 +24,7 @@ class StopRules:
         too_early = sequence.num_output + num_pending < sampling.min_tokens
         # A grammar's mask has them already: it knows whether anything else is left.
         banned = self._stop_ids(sequence) if too_early and sequence.grammar is None else ()
-        draw = Draw(sampling, len(tokens) + num_pending, banned)
+        draw = Draw(sampling, len(tokens) + num_pending, banned, behind=sequence.behind)
         words, start = sequence.bad_words, sequence.request.num_prompt_tokens
         if words is None:
             return draw
@@ -32,15 +32,17 @@ class StopRules:
             return draw._replace(banned=(*banned, *words.banned(tokens, start)))
         return draw._replace(banned_after=words.banned_after(tokens, start), pending=pending)
 
-    def draw_after(self, sequence: Sequence, drafts: SequenceOf[int]) -> Draw:
-        """The draw of the token after these drafts, if they follow its tokens, which are all known."""
+    def draw_after(self, sequence: Sequence, drafts: SequenceOf[int], pending: int | None) -> Draw:
+        """The draw of the token after these drafts, if they follow its tokens, and the pending one as in `draw`. Where
+        there are bad words, none is pending."""
         sampling, words = sequence.request.sampling, sequence.bad_words
-        too_early = sequence.num_output + len(drafts) < sampling.min_tokens
+        num_more = len(drafts) + int(pending is not None)
+        too_early = sequence.num_output + num_more < sampling.min_tokens
         banned = self._stop_ids(sequence) if too_early and sequence.grammar is None else ()
         if words is not None:
             tokens = [*sequence.tokens, *drafts]
             banned = (*banned, *words.banned(tokens, sequence.request.num_prompt_tokens))
-        return Draw(sampling, len(sequence.tokens) + len(drafts), banned)
+        return Draw(sampling, len(sequence.tokens) + num_more, banned, behind=sequence.behind)
 
     def unwanted(self, sequence: Sequence, num_drafts: int = 0) -> tuple[int, ...]:
         """Ids that a sequence, its tokens known, takes after so many drafts only if its grammar leaves no other."""

@@ -86,7 +86,7 @@ def test_checks_behind_checks_change_nobodys_tokens(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(ModelRunner, "launch", noted)
     asked = [
-        request([*prompt, *random_prompt(n % 3)], replace(GREEDY, max_tokens=20 + 11 * n))
+        request([*prompt, *random_prompt(n % 3)], replace(GREEDY, max_tokens=20 + 11 * n, temperature=n % 2 * 0.3))
         for n, prompt in enumerate(recall_prompts(12))
     ]
     found, mtp = [], SpeculationConfig("mtp", "fixed", 3)

@@ -158,9 +158,11 @@ def test_answers_and_drafts_are_those_of_settled_steps(
     tokens = [run.tokens for run in together(built, asked)]
     assert tokens == [run.tokens for run in together(small_engine(trained), asked)]
     together(settled, asked)
-    assert num_drafted(built) == num_drafted(settled)
+    # Behind a check whose drafts may all be right, the last two steps of each answer have room for fewer drafts.
+    fewer = [theirs - ours for ours, theirs in zip(num_drafted(built), num_drafted(settled), strict=True)]
+    assert 0 <= fewer[1] <= fewer[0] <= len(asked) * 2 * 3
     assert num_drafted(built)[1] > 0 and sum(num_future) > 10
-    assert (sum(num_behind) > 10) == (sampling is ANSWER), "only greedy tokens are drawn alike wherever they stand"
+    assert (sum(num_behind) > 10) == (not sampling.has_penalty), "a penalty needs the tokens before"
 
 
 def test_what_comes_after_a_stop_token_among_drafts_made_ahead_is_dropped(

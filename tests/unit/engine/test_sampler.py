@@ -12,6 +12,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from headrace.cache.tails import BehindCheck
 from headrace.engine import sampler
 from headrace.engine.draw import Draw
 from headrace.engine.sampler import Drawn, choose, pending_bans
@@ -181,7 +182,7 @@ def test_a_draw_uploads_no_more_after_many_tokens_than_after_few(monkeypatch: py
         choose(logits(), [Draw(sampling, length, banned=(4,), counts_row=row)], counts, no_biases())
         uploaded.append(sum(sizes))
     assert uploaded[0] == uploaded[1] > 0
-    types = ("Sampling", "int", "int | None", "Sequence[int]", "Sequence[tuple[int, int]]")
+    types = ("Sampling", "int", "int | None", "Sequence[int]", "Sequence[tuple[int, int]]", "BehindCheck | None")
     assert all(kind.__forward_arg__ in types for kind in Draw.__annotations__.values())
 
 
@@ -224,3 +225,16 @@ def test_sampling_leaves_the_logits_as_they_were() -> None:
     sample_after(line, replace(RANDOM, repetition_penalty=2.0, presence_penalty=1.0), [1], [2, 3])
     sample(line, [Draw(RANDOM, 1, banned=(4,))])
     assert torch.equal(line, before)
+
+
+def test_a_draw_behind_a_check_has_the_number_of_the_position_that_it_turns_out_to_have() -> None:
+    line, num_right = torch.randn(3, 500), torch.tensor([9, 2, 0, 1])
+    least = [
+        Draw(replace(RANDOM, seed=1), 20, behind=BehindCheck(1, 3, None, 0)),
+        Draw(replace(RANDOM, seed=2), 30, behind=BehindCheck(3, 1, None, 0)),
+        Draw(replace(RANDOM, seed=3), 40),
+    ]
+    at_least = [draw._replace(behind=None) for draw in least]
+    known = [draw._replace(position=draw.position + n) for draw, n in zip(at_least, (2, 1, 0), strict=True)]
+    ids, rows = choose(line, least, no_counts(), no_biases(), num_right=num_right), (no_counts(), no_biases())
+    assert ids.tolist() == choose(line, known, *rows).tolist() != choose(line, at_least, *rows).tolist()
