@@ -59,12 +59,15 @@ def node_status(built: BuiltEngine) -> NodeStatus:
 def draft_counters(drafting: Drafting | None) -> dict[str, float]:
     """Returns the counters of drafts by metric name; without a drafter all are 0, and there are none by position."""
     if drafting is None:
-        return dict.fromkeys(("drafted_tokens", "accepted_tokens", "drafting_seconds"), 0)
+        names = ("drafted_tokens", "accepted_tokens", "drafting_seconds", "draft_steps", "draft_steps_followed")
+        return dict.fromkeys(names, 0)
     by_place = zip(PLACES, drafting.checked_at, drafting.accepted_at, strict=True)
     counters: dict[str, float] = {
         "drafted_tokens": drafting.drafted_tokens,
         "accepted_tokens": drafting.accepted_tokens,
         "drafting_seconds": drafting.seconds,
+        "draft_steps": drafting.steps,
+        "draft_steps_followed": drafting.steps_followed,
     }
     for place, checked, accepted in by_place:
         counters |= {f"position={place}/drafts_checked": checked, f"position={place}/drafts_accepted": accepted}

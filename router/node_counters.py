@@ -11,6 +11,8 @@ TEXTS = {
     "checkpoints_published": "Checkpoints of states that prompts can resume from",
     "checkpoints_used": "Checkpoints that were resumed from at least once, here or where they were sent",
     "computed_tokens": "Tokens that the engine computed, of prompts and of answers",
+    "draft_steps": "Steps with drafts",
+    "draft_steps_followed": "Steps with drafts behind which the next step was launched before their tokens were known",
     "drafted_tokens": "Tokens drafted for steps, right or wrong",
     "drafting_seconds": "Seconds of the host for finding drafts and choosing their number",
     "drafts_accepted": "Drafts that were the answer's, by position behind the newest token",

@@ -33,6 +33,7 @@ class EngineDrafts(EngineTokens):
         if self._in_flight is not None and self._in_flight.has_drafts:
             if self._may_follow(self._in_flight, drafting):
                 self._draft_behind(self._in_flight, drafting, now_s)
+                drafting.steps_followed += self._in_flight is not None
                 drafting.seconds += self._clock() - now_s
                 return
             self._know_tokens()

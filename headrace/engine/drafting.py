@@ -115,6 +115,8 @@ class Drafting:
         self.accepted_tokens = 0
         self._num_checks: Counter[tuple[int, int]] = Counter()  # of so many drafts, with so many accepted
         self.seconds = 0.0  # of the host, for asking and choosing; a settled step's are not in them
+        self.steps = 0  # with drafts
+        self.steps_followed = 0  # of these, those behind which the next one was made before their tokens were known
 
     def would_draft(
         self, running: Collection[Sequence], pending: Collection[Sequence], fit: CostFit, now_s: float

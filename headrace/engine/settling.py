@@ -191,6 +191,8 @@ class EngineTokens(EngineRequests):
                 sequence.append(ids[draw])
                 finish = self._rules.finish_reason(sequence)
                 self._appended(Taken(sequence, drawn, slice(draw, draw + 1), finish))
+        if self.drafting is not None:
+            self.drafting.steps += step.has_drafts
         for chunk in step.chunks:
             if chunk.num_drafts:
                 self._take_verified(chunk, step, chunk.sequence in running)

@@ -238,6 +238,8 @@ def test_where_slots_for_drafts_are_short_a_check_is_waited_for(trained: Path, n
     assert short.engine.cache.draft_slots.total == 2
     runs = together(short, asked)
     assert [run.tokens for run in runs] == [run.tokens for run in together(small_engine(trained), asked)]
+    drafting = short.engine.drafting
+    assert drafting is not None and 0 < drafting.steps_followed < drafting.steps
     is_behind = [number > 0 for number in num_behind[num_behind.index(max(num_behind)) :]]
     assert any(is_behind) and not all(is_behind)
 

@@ -85,6 +85,7 @@ def test_a_node_reports_what_it_drafted_and_how_much_of_it_was_right(drafter: st
     )
     assert checked == accepted == ([3, 3, 0] if drafter == "ngram" else [None] * 3)
     assert (counted["drafting_seconds"] > 0) == (drafter == "ngram")
+    assert counted["draft_steps"] == (3 if drafter == "ngram" else 0) and counted["draft_steps_followed"] == 0
     assert {name.rpartition("/")[2] for name in counted if "draft" in name} | {"accepted_tokens"} <= TEXTS.keys()
 
 
