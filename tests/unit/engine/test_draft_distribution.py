@@ -67,6 +67,9 @@ class MarkovChain:
     def logits(self, hidden: Tensor) -> Tensor:
         return LOGITS[hidden]
 
+    def draft_logits(self, hidden: Tensor) -> Tensor:
+        return LOGITS[hidden]
+
 
 class MostLikely:
     """Proposes the best next token of each, and of that, and so on."""
