@@ -31,8 +31,9 @@ class EngineDrafts(EngineTokens):
         now_s, fit = self._clock(), self.cost_fit
         self._turn_s = now_s
         if self._in_flight is not None and self._in_flight.has_drafts:
-            if self._may_follow(self._in_flight, drafting):
-                self._draft_behind(self._in_flight, drafting, now_s)
+            decoding = [each for each in self._running if not each.is_prefilling and not each.is_paused]
+            if self._may_follow(self._in_flight, drafting, decoding):
+                self._draft_behind(self._in_flight, drafting, set(decoding), now_s)
                 drafting.steps_followed += self._in_flight is not None
                 drafting.seconds += self._clock() - now_s
                 return
@@ -50,9 +51,9 @@ class EngineDrafts(EngineTokens):
         self._cut_drafts()
         drafting.seconds += self._clock() - now_s
 
-    def _may_follow(self, check: InFlight, drafting: Drafting) -> bool:
+    def _may_follow(self, check: InFlight, drafting: Drafting, decoding: list[Sequence]) -> bool:
         """True if the next step may be launched before it is known how many drafts of this one are right."""
-        rows, decoding = drafting.rows_ahead, self._decoding
+        rows = drafting.rows_ahead
         if not self._overlap or self._tail_rows is None or not rows or not decoding:
             return False
         num_missing = sum(sequence.tail is None for sequence in decoding)  # with too few, states would be written now
@@ -63,16 +64,16 @@ class EngineDrafts(EngineTokens):
             and all(sequence in rows for sequence in check.offers)
         )
 
-    def _draft_behind(self, check: InFlight, drafting: Drafting, now_s: float) -> None:
+    def _draft_behind(self, check: InFlight, drafting: Drafting, decoding: set[Sequence], now_s: float) -> None:
         """Has sequences draft behind a check under way, which settles if none does, or states would lack slots."""
         rows = drafting.rows_ahead
         pending = dict.fromkeys(check.inputs.draw_index, 1)
-        decoding = set(self._decoding)
         for chunk in check.chunks:
             if chunk.num_drafts and chunk.sequence in decoding:
-                sequence, base = chunk.sequence, None if chunk.tail is None else chunk.tail.written
+                sequence = chunk.sequence
+                assert chunk.tail is not None, "a model with an MTP layer keeps tails"
                 slot = chunk.draft_slots[0] if chunk.draft_slots else sequence.held.slot
-                sequence.behind = BehindCheck(rows[sequence], chunk.num_drafts, base, slot)
+                sequence.behind = BehindCheck(rows[sequence], chunk.num_drafts, chunk.tail.written, slot)
                 pending[sequence] = sequence.num_pending
         drafting.forget()
         has_drafts = drafting.propose(self._running, self.cost_fit, now_s, pending)
@@ -83,10 +84,6 @@ class EngineDrafts(EngineTokens):
     def _know_tokens(self) -> None:
         self._take_in_flight()
         self._in_step = []
-
-    @property
-    def _decoding(self) -> list[Sequence]:
-        return [sequence for sequence in self._running if not sequence.is_prefilling and not sequence.is_paused]
 
     def _cut_drafts(self) -> None:
         """Shortens drafts for which no slot is left, so that the state at the next boundary does not rest on one."""

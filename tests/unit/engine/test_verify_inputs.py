@@ -48,6 +48,16 @@ def with_layer(tiny_checkpoint, tmp_path: Path) -> Path:
     return path
 
 
+def runners_behind(lengths: tuple[int, ...], path: Path) -> tuple[ModelRunner, ModelRunner]:
+    """Two runners behind prompts of these lengths; the second one has captured its checks and the layer's passes."""
+    plain, ours = runner_of(path), runner_of(path)
+    prompts = [random_prompt(n, seed=n) for n in lengths]
+    for runner in (plain, ours):
+        runner.forward([step(i, prompt, 0, len(prompt), None, i) for i, prompt in enumerate(prompts)])
+    ours.capture_checks(4, 3, MAX_TOKENS, replayed_checks(ours.model.config.vocab_size))
+    return plain, ours
+
+
 def drafted(sequence: int, tokens: list[int], start: int, written: int | None = None, dst: int = 11) -> SequenceInput:
     """A token and its drafts behind the state in its slot; the state after `written` tokens goes to `dst`."""
     tail, slots = TailStep(sequence, start, written), (sequence, sequence if written is None else dst)
@@ -58,11 +68,7 @@ def drafted(sequence: int, tokens: list[int], start: int, written: int | None = 
 @torch.inference_mode()
 def test_a_captured_check_equals_a_plain_one_row_for_row_and_state_for_state(with_layer: Path) -> None:
     """Sequences with three drafts, with one, and with none, and one of padding; some drafts are on the device alone."""
-    plain, ours = runner_of(with_layer), runner_of(with_layer)
-    prompts = [random_prompt(n, seed=n) for n in (17, 31, 15)]
-    for runner in (plain, ours):
-        runner.forward([step(i, prompt, 0, len(prompt), None, i) for i, prompt in enumerate(prompts)])
-    ours.capture_checks(4, 3, MAX_TOKENS, replayed_checks(ours.model.config.vocab_size))
+    plain, ours = runners_behind((17, 31, 15), with_layer)
     inputs = [
         drafted(0, [1, 2, 3, 4], 17),
         drafted(1, [5], 31, written=32, dst=1),
@@ -91,11 +97,7 @@ def test_a_captured_check_equals_a_plain_one_row_for_row_and_state_for_state(wit
 @torch.inference_mode()
 def test_a_check_behind_another_one_finds_its_places(with_layer: Path) -> None:
     """Behind two right drafts that reach a written state, behind none that do, and behind a token without drafts."""
-    plain, ours = runner_of(with_layer), runner_of(with_layer)
-    prompts = [random_prompt(n, seed=n) for n in (14, 14, 15)]
-    for runner in (plain, ours):
-        runner.forward([step(i, prompt, 0, len(prompt), None, i) for i, prompt in enumerate(prompts)])
-    ours.capture_checks(4, 3, MAX_TOKENS, replayed_checks(ours.model.config.vocab_size))
+    plain, ours = runners_behind((14, 14, 15), with_layer)
     first = [
         drafted(0, [1, 2, 3, 4], 14, written=16, dst=8),
         drafted(1, [5, 6, 7], 14, written=16, dst=9),
@@ -150,14 +152,11 @@ def test_a_check_names_the_blocks_of_a_sequence_once_for_all_its_rows() -> None:
 
 @torch.inference_mode()
 def test_captured_passes_of_the_layer_draft_what_launched_ones_do(with_layer: Path) -> None:
-    plain, ours = runner_of(with_layer), runner_of(with_layer)
-    prompts = [random_prompt(n, seed=n) for n in (14, 30, 9)]
-    for runner in (plain, ours):
-        runner.forward([step(i, prompt, 0, len(prompt), None, i) for i, prompt in enumerate(prompts)])
-    ours.capture_checks(4, 3, MAX_TOKENS, replayed_checks(ours.model.config.vocab_size))
+    plain, ours = runners_behind((14, 30, 9), with_layer)
     starts = [
-        DraftStart(3 + i, len(prompt), blocks_of(i), i, num_drafts)
-        for i, (prompt, num_drafts) in enumerate(zip(prompts, (3, 1, 2), strict=True))
+        DraftStart(3, 14, blocks_of(0), 0, 3),
+        DraftStart(4, 30, blocks_of(1), 1, 1),
+        DraftStart(5, 9, blocks_of(2), 2, 2),
     ]
     assert ours.draft_tokens(starts) == draft_tokens(plain.model, plain.memory, starts)
     assert_same_memory(ours, plain)
