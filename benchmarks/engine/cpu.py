@@ -49,7 +49,7 @@ class OurSide:
     def decode_s(self, prompts: list[list[int]]) -> float:
         """Seconds of greedy steps after the prompts, each waiting for the tokens of the one before."""
         steps = [SequenceInput(prompt, 0, self._blocks(i), None, i) for i, prompt in enumerate(prompts)]
-        tokens = self._runner.forward(steps).argmax(-1).tolist()
+        tokens = self._runner.forward(steps).rows.argmax(-1).tolist()
         started_s = time.perf_counter()
         bases = [DECODE_CONTEXT] * len(prompts)
         for position in range(DECODE_CONTEXT, DECODE_CONTEXT + DECODE_STEPS):
@@ -57,7 +57,7 @@ class OurSide:
             steps = [
                 SequenceInput([token], position, self._blocks(i), i, i, tail=tails[i]) for i, token in enumerate(tokens)
             ]
-            tokens = self._runner.forward(steps).argmax(-1).tolist()
+            tokens = self._runner.forward(steps).rows.argmax(-1).tolist()
             bases = [tail.after(position + 1).base if tail is not None else position + 1 for tail in tails]
         return time.perf_counter() - started_s
 

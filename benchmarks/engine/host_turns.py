@@ -46,6 +46,7 @@ from headrace.engine.config import EngineConfig
 from headrace.engine.graphs import Captured
 from headrace.engine.runner import ModelRunner
 from headrace.engine.sequence import Finished
+from headrace.models.logits import Logits
 from headrace.models.weights import load_model
 
 CHATS, FIRST, NEW, ANSWER, PARTS = json.loads(sys.argv[1])
@@ -62,11 +63,11 @@ class HostRunner(ModelRunner):
             self.capture_prefills(8192, LONGEST, capture)
             self.capture_mixes(capture)
 
-    def _decode(self, batch, out):
-        return self.model.forward(batch, self.memory)
+    def _decode(self, batch):
+        return self._prefill(batch)
 
     def forward(self, inputs):
-        return torch.zeros(sum(entry.num_logits for entry in inputs), self.model.config.vocab_size)
+        return Logits(torch.zeros(sum(entry.num_logits for entry in inputs), self.model.config.vocab_size), 1.0)
 
     def write_states(self, states):
         pass
@@ -80,7 +81,7 @@ class NoModel:
         return getattr(self._model, name)
 
     def forward(self, batch, memory, out=None):
-        return torch.zeros(512, self.config.vocab_size)
+        return Logits(torch.zeros(512, self.config.vocab_size), 1.0)
 
 
 class Chat:

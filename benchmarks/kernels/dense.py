@@ -27,6 +27,7 @@ from headrace.kernels.dense.swiglu import swiglu_triton
 from headrace.kernels.dense.swiglu_linear_hopper import swiglu_linear_hopper
 from headrace.kernels.sampling.argmax import argmax_triton
 from headrace.kernels.sampling.draw import draw_triton
+from headrace.kernels.sampling.widen import widened_triton
 from headrace.models.config import KimiDeltaConfig, Mamba1Config, Mamba2Config, ModelConfig, ShortConvConfig
 
 NORM_WIDTHS = {model: config.hidden_size for model, config in SHAPES.items()}
@@ -70,7 +71,7 @@ def products(config: ModelConfig) -> list[Product]:
         Product("down", hidden, config.intermediate_size, "parts"),
         Product("qkv", qkv, hidden, "plain"),
         Product("o", hidden, queries, "parts"),
-        Product("head", config.vocab_size, hidden, "logits"),
+        Product("head", config.vocab_size, hidden, "plain"),
     ]
 
 
@@ -210,18 +211,21 @@ def swiglu_rows(model: str, count: int) -> Iterator[Row]:
 
 
 def draw_rows(model: str, count: int) -> Iterator[Row]:
-    """Logits as a bf16 head leaves them. The floor reads them once."""
+    """Logits as a bf16 head leaves them, and in float32 where random draws read them. The floor of all but the widening
+    reads them once."""
+    width, shape = SHAPES[model].vocab_size, f"{model}, {count} rows"
+
+    def rows() -> Tensor:
+        return random(count, width).mul_(3)
+
+    best = torch.empty(count, device="cuda", dtype=torch.int64)
+    yield measure("argmax", shape, lambda: partial(argmax_triton, rows(), best), 2.0 * count * width)
+    yield measure("widen", shape, lambda: partial(widened_triton, rows(), 6.0), 6.0 * count * width)
     uniform = torch.rand(count, device="cuda", dtype=torch.float64)
-    runs: dict[str, Callable] = {
-        "argmax": partial(argmax_triton, out=torch.empty(count, device="cuda", dtype=torch.int64))
-    }
     for name, setting in (("draw", (1.0, 0, 1.0, 0.0)), ("draw, top_k 50, top_p 0.9", (0.7, 50, 0.9, 0.0))):
         settings = torch.tensor([setting] * count, device="cuda", dtype=torch.float64)
-        runs[name] = partial(draw_triton, settings_N4=settings, uniform_N=uniform)
-    width = SHAPES[model].vocab_size
-    for name, run in runs.items():
-        prepare = lambda run=run: partial(run, random(count, width).mul_(3).float())  # noqa: E731
-        yield measure(name, f"{model}, {count} rows", prepare, 4.0 * count * width)
+        prepare = lambda settings=settings: partial(draw_triton, rows().float(), settings, uniform)  # noqa: E731
+        yield measure(name, shape, prepare, 4.0 * count * width)
 
 
 def by_size(rows: Callable[[str, int], Iterator[Row]], counts: Sequence[int]) -> Callable[[], Iterator[Row]]:

@@ -67,7 +67,7 @@ def draft_tokens(model: HybridModel, memory: CacheMemory, starts: Sequence[Draft
         ]
         batch = ForwardBatch.build(inputs, memory.layout.block_size, memory.device, drawn[-1] if drawn else None)
         hidden = model.draft_hidden(batch, memory, hidden[: len(going_on)])
-        drawn.append(model.draft_logits(hidden).argmax(dim=-1))
+        drawn.append(model.draft_logits(hidden).rows.argmax(dim=-1))
     ids = iter(torch.cat(drawn).tolist())
     drafts: list[list[int]] = [[] for _ in starts]
     for part in drawn:
@@ -207,7 +207,7 @@ class CapturedDrafts:
             last_token_queries=None,
         )
         hidden = self._model.draft_hidden(batch, self._memory, self._hidden[:size])
-        logits = self._model.draft_logits(hidden)
+        logits = self._model.draft_logits(hidden).rows
         argmax(logits, tokens)
         self._hidden[:size].copy_(hidden)
         positions += 1

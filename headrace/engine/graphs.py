@@ -44,7 +44,10 @@ MOST_CHECKED_ROWS = 512
 
 @dataclass(frozen=True)
 class Captured:
-    """Captured work: a replay reads its input tensors' present contents, and writes the logits to the same address."""
+    """Captured work: a replay reads its input tensors' present contents, and writes the logits to the same address.
+
+    logits   of the model's head, not divided: `Logits.rows`
+    """
 
     replay: Callable[[], object]
     logits: Tensor
@@ -112,7 +115,7 @@ class CapturedPasses:
 class Replayed:
     """A replayed step.
 
-    logits     [sum of num_logits, V], which the next one may overwrite
+    logits     [sum of num_logits, V], not divided, which the next one may overwrite
     is_drawn   the passes have drawn each row's best token themselves: row i's is draw i
     """
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -42,6 +42,7 @@ from headrace.kernels.lib.tails import Tails
 from headrace.kernels.lib.upload import upload_values
 from headrace.kernels.sampling.argmax import argmax
 from headrace.kernels.sampling.checked_rows import CheckSources
+from headrace.models.logits import Logits
 from headrace.models.model import HybridModel
 
 
@@ -49,8 +50,8 @@ from headrace.models.model import HybridModel
 class Launched:
     """A launched step: on a GPU it may not have begun."""
 
-    logits: Tensor  # float32 [rows, V] of all inputs' logit rows, or of the drawn ones alone if some are scored; the
-    # next launch may overwrite them
+    logits: Logits  # [rows, V] of all inputs' logit rows, or of the drawn ones alone if some are scored; the next
+    # launch may overwrite them
     drawn: Drawn
     scores: list[PromptScores]  # one for each of the step's PromptRows
 
@@ -86,8 +87,7 @@ class ModelRunner:
         sizes = sizes_up_to(max_sequences, BATCH_SIZES)
         inputs = DecodeInputs(self.memory, self._drawn, sizes[-1], max_tokens)
         drawn = self._drawn.clone()  # capturing runs the work, on padding alone
-        forward = partial(self._decode, out=self._replayed_logits)
-        self._graphs.decodes = CapturedPasses(forward, inputs, sizes, capture or CudaCapture("decode", len(sizes)))
+        self._graphs.decodes = CapturedPasses(self._decode, inputs, sizes, capture or CudaCapture("decode", len(sizes)))
         self._drawn.copy_(drawn)
 
     @torch.inference_mode()
@@ -100,8 +100,8 @@ class ModelRunner:
         """
         sizes = sizes_up_to(max_rows, (*PREFILL_ROWS, LONGEST_PASS_ROWS))
         inputs = PrefillInputs(self.memory, sizes[-1], max_tokens)
-        forward = partial(self.model.forward, memory=self.memory, out=self._replayed_logits)
-        self._graphs.prefills = CapturedPasses(forward, inputs, sizes, capture or CudaCapture("prefill", len(sizes)))
+        capture = capture or CudaCapture("prefill", len(sizes))
+        self._graphs.prefills = CapturedPasses(self._prefill, inputs, sizes, capture)
 
     @torch.inference_mode()
     def capture_mixes(self, capture: Capture | None = None) -> None:
@@ -117,11 +117,10 @@ class ModelRunner:
         rows = [size for size in prefills.sizes if size <= MOST_MIXED_ROWS]
         capture = capture or CudaCapture("mixed", len(counts) * len(rows))
         drawn = self._drawn.clone()
-        forward = partial(self._decode, out=self._replayed_logits)
         mixes = []
         for count in reversed(counts):  # as in CapturedPasses
             inputs = MixedInputs(decodes.inputs, prefills.inputs, count)
-            mixes.append(CapturedPasses(forward, inputs, [count + size for size in rows], capture))
+            mixes.append(CapturedPasses(self._decode, inputs, [count + size for size in rows], capture))
         self._graphs.mixes = tuple(reversed(mixes))
         self._drawn.copy_(drawn)
 
@@ -139,11 +138,10 @@ class ModelRunner:
         drafted = torch.zeros(most, max_drafts, dtype=torch.int64, device=self.memory.device)
         sources = CheckSources(self._drawn, drafted, torch.zeros_like(drafted[:, 0]))
         to_check = capture or CudaCapture("draft check", sum(map(len, sizes_of.values())))
-        forward = partial(self._decode, out=self._replayed_logits)
         checks = []
         for rows_each, sizes in reversed(sizes_of.items()):
             inputs = VerifyInputs(self.memory, sources, sizes[-1] // rows_each, rows_each, max_tokens)
-            checks.append(CapturedPasses(forward, inputs, sizes, to_check))
+            checks.append(CapturedPasses(self._decode, inputs, sizes, to_check))
         self._graphs.checks = tuple(reversed(checks))
         self._drawn.copy_(drawn)
         if self.model.mtp is not None:
@@ -201,23 +199,31 @@ class ModelRunner:
 
     @cached_property
     def _replayed_logits(self) -> Tensor:
-        """Logits of captured passes, float32 [most rows, V]: the next replay may overwrite them, so one tensor serves
-        all. One for each of a hundred passes was 6.8 GiB at V = 248,320."""
+        """Logits of captured passes, `Logits.rows` [most rows, V]: the next replay may overwrite them, so one tensor
+        serves all. One for each of a hundred passes was 6.8 GiB at V = 248,320 in float32."""
         most_rows = max(BATCH_SIZES[-1] + MOST_SEQUENCES, MOST_CHECKED_ROWS)
-        return torch.empty(most_rows, self.model.config.vocab_size, device=self.memory.device)
+        return torch.empty(most_rows, self.model.config.vocab_size, dtype=self.model.dtype, device=self.memory.device)
 
-    def _decode(self, batch: ForwardBatch, out: Tensor) -> Tensor:
-        """A forward pass with greedy draws: the best token of row i is draw i."""
-        logits = self.model.forward(batch, self.memory, out)
+    def _prefill(self, batch: ForwardBatch) -> Tensor:
+        """A forward pass to capture: `Logits.rows` in their shared place."""
+        return self.model.forward(batch, self.memory, self._replayed_logits).rows
+
+    def _decode(self, batch: ForwardBatch) -> Tensor:
+        """A forward pass to capture, with greedy draws: the best token of row i is draw i."""
+        logits = self._prefill(batch)
         argmax(logits, self._drawn[: len(logits)])
         return logits
 
     @torch.inference_mode()
-    def forward(self, inputs: Sequence[SequenceInput]) -> Tensor:
-        """Float32 logits [sum of num_logits, V], in the order of `inputs`; blocks and slots advance."""
+    def forward(self, inputs: Sequence[SequenceInput]) -> Logits:
+        """Logits [sum of num_logits, V], in the order of `inputs`; blocks and slots advance."""
         if not inputs:
-            return torch.empty(0, self.model.config.vocab_size, device=self.model.device)
+            no_rows = torch.empty(0, self.model.config.vocab_size, dtype=self.model.dtype, device=self.model.device)
+            return self._logits(no_rows)
         return self.model.logits(self._hidden(inputs))
+
+    def _logits(self, rows: Tensor) -> Logits:
+        return Logits(rows, self.model.config.logits_divisor)
 
     def _hidden(self, inputs: Sequence[SequenceInput]) -> Tensor:
         batch = ForwardBatch.build(
@@ -256,10 +262,10 @@ class ModelRunner:
             ids.copy_(choose(logits, wanted, self.token_counts, self.token_biases, bans, masks, num_right))
             return Launched(logits, Drawn(logits, ids, wanted), scores)
         replayed = self._graphs.run(inputs)
-        logits = self.forward(inputs) if replayed is None else replayed.logits
+        logits = self.forward(inputs) if replayed is None else self._logits(replayed.logits)
         drawn_from = logits
         if rows != list(range(len(logits))):
-            drawn_from = logits.index_select(0, upload_values(rows, logits.device))
+            drawn_from = logits.select(upload_values(rows, self.model.device))
         are_drawn = replayed is not None and replayed.is_drawn and drawn_from is logits
         if draws and not (are_drawn and all(draw.is_greedy for draw in wanted)):
             masks = self._masks(wait_for_masks)
@@ -305,5 +311,5 @@ class ModelRunner:
             targets = rows.targets[first : first + step]
             first_row = rows.first_row + first
             logits = self.model.logits(hidden[first_row : first_row + len(targets)])
-            scores.add(rows.start + first, logits, targets, rows.num_top)
+            scores.add(rows.start + first, logits.in_float32(), targets, rows.num_top)
         return scores

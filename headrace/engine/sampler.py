@@ -23,6 +23,7 @@ from headrace.kernels.sampling.argmax import argmax
 from headrace.kernels.sampling.draw import draw as draw_tokens
 from headrace.kernels.sampling.penalties import penalise
 from headrace.kernels.sampling.token_mask import mask_tokens
+from headrace.models.logits import Logits
 from headrace.request import Logprobs, Token
 
 
@@ -30,7 +31,7 @@ from headrace.request import Logprobs, Token
 class PendingBans:
     """Bans that depend on tokens which only the device knows.
 
-    flat_ids   row * V + id of each, int64
+    flat_ids   row * V + id of each, int64; rows are those of the draws that are not greedy, in order
     values     -inf where the token before is the one that it depends on, else 0, float32
     """
 
@@ -40,20 +41,20 @@ class PendingBans:
 
 def pending_bans(draws: Sequence[Draw], drawn: Tensor, vocab_size: int) -> PendingBans | None:
     """The bans of the draws' `banned_after`; None if there are none. `drawn` int64: the tokens of the last launch."""
+    if not any(draw.banned_after for draw in draws):
+        return None
     entries = [
         (row * vocab_size + token_id, draw.pending, before)
-        for row, draw in enumerate(draws)
+        for row, draw in enumerate(draw for draw in draws if not draw.is_greedy)
         for before, token_id in draw.banned_after
     ]
-    if not entries:
-        return None
     flat_ids, pending, before = upload_lists(list(zip(*entries, strict=True)), drawn.device)
     holds = drawn.index_select(0, pending) == before
     return PendingBans(flat_ids, torch.zeros(len(entries), device=drawn.device).masked_fill_(holds, -torch.inf))
 
 
 def choose(
-    logits: Tensor,
+    logits: Logits,
     draws: Sequence[Draw],
     token_counts: TokenCounts,
     token_biases: TokenBiases,
@@ -63,38 +64,62 @@ def choose(
 ) -> Tensor:
     """The drawn ids, int64 [N], on the logits' device; `token_counts` advance by them. Waits for nothing on a GPU.
 
-    logits float32 [N, V], N = len(draws); not changed. Biases come first, then penalties, then bans, then
-    masks: one for each draw with a `mask_row`, in order, as `mask_tokens` takes them. `num_right` int64: see
-    `CheckSources`, for draws behind a check.
+    Logits [N, V], N = len(draws); not changed. Only rows whose draw is not greedy are made float32. Biases come first,
+    then penalties, then bans, then masks: one for each draw with a `mask_row`, in order, as `mask_tokens` takes them.
+    `num_right` int64: see `CheckSources`, for draws behind a check.
     """
+    device = logits.rows.device
+    # Zeros, as a rehearsal for the compiler launches no kernel and yet counts what was chosen.
+    chosen = torch.zeros(len(draws), dtype=torch.int64, device=device)
+    others = [row for row, draw in enumerate(draws) if not draw.is_greedy]
+    if len(others) < len(draws):
+        argmax(logits.rows, chosen)
+    if others:
+        index = upload_values(others, device)
+        adjusted = logits.in_float32(index)
+        other_draws = [draws[row] for row in others]
+        chosen[index] = _choose(adjusted, other_draws, token_counts, token_biases, bans, masks, num_right)
+    return chosen
+
+
+def _choose(
+    adjusted: Tensor,
+    draws: Sequence[Draw],
+    token_counts: TokenCounts,
+    token_biases: TokenBiases,
+    bans: PendingBans | None,
+    masks: Tensor | None,
+    num_right: Tensor | None,
+) -> Tensor:
+    """As `choose`, of float32 logits, which are changed in place."""
+    device = adjusted.device
     biased = [(row, draw.bias_row) for row, draw in enumerate(draws) if draw.bias_row is not None]
     penalised = [(row, draw.counts_row) for row, draw in enumerate(draws) if draw.counts_row is not None]
-    banned = [row * logits.shape[1] + token_id for row, draw in enumerate(draws) for token_id in draw.banned]
+    banned = [row * adjusted.shape[1] + token_id for row, draw in enumerate(draws) for token_id in draw.banned]
     masked = [row for row, draw in enumerate(draws) if draw.mask_row is not None]
-    is_changed = biased or penalised or banned or bans is not None or masked
-    adjusted = logits.clone(memory_format=torch.contiguous_format) if is_changed else logits
     if biased:
         token_biases.add(adjusted, *map(list, zip(*biased, strict=True)))
     if penalised:
-        rows, count_rows = upload_lists(list(zip(*penalised, strict=True)), logits.device)
+        rows, count_rows = upload_lists(list(zip(*penalised, strict=True)), device)
         samplings = [draws[row].sampling for row, _ in penalised]
         settings = [(each.repetition_penalty, each.presence_penalty, each.frequency_penalty) for each in samplings]
-        settings_K3 = upload_values(settings, logits.device, torch.float64)
+        settings_K3 = upload_values(settings, device, torch.float64)
         penalise(adjusted, token_counts.values, rows, count_rows, settings_K3)
     if banned:
-        adjusted.view(-1).index_fill_(0, upload_values(banned, logits.device), -torch.inf)
+        adjusted.view(-1).index_fill_(0, upload_values(banned, device), -torch.inf)
     if bans is not None:
         adjusted.view(-1).index_add_(0, bans.flat_ids, bans.values)
     if masks is not None:
-        mask_tokens(adjusted, masks, upload_values(masked, logits.device))
-    # Zeros, as a rehearsal for the compiler launches no kernel and yet counts what was chosen.
-    chosen = torch.zeros(len(draws), dtype=torch.int64, device=logits.device)
-    argmax(adjusted, chosen)
+        mask_tokens(adjusted, masks, upload_values(masked, device))
+    chosen = torch.zeros(len(draws), dtype=torch.int64, device=device)
     random_rows = [row for row, draw in enumerate(draws) if draw.sampling.temperature > COLDEST]
+    if len(random_rows) < len(draws):
+        argmax(adjusted, chosen)
     if random_rows:
-        index = upload_values(random_rows, logits.device)
-        settings_N4, numbers = _settings([draws[row] for row in random_rows], logits.device, num_right)
-        chosen[index] = draw_tokens(adjusted[index], settings_N4, numbers)
+        index = upload_values(random_rows, device)
+        settings_N4, numbers = _settings([draws[row] for row in random_rows], device, num_right)
+        are_all = len(random_rows) == len(draws)  # then no copy, of a megabyte a row
+        chosen[index] = draw_tokens(adjusted if are_all else adjusted[index], settings_N4, numbers)
     if penalised:
         token_counts.advance(count_rows, chosen.index_select(0, rows))
     return chosen
@@ -113,17 +138,17 @@ class OnDevice(Protocol):
 class Drawn:
     """A step's tokens on their way to the host: made when the step is launched, read when it is over."""
 
-    def __init__(self, logits: Tensor, ids: Tensor, draws: Sequence[Draw]):
+    def __init__(self, logits: Logits, ids: Tensor, draws: Sequence[Draw]):
         """Row i of logits [N, V] and ids [N] belong to draws[i]. Both may be overwritten by the next launch."""
         wanted = [draw.sampling.logprobs for draw in draws]
         reported = [(row, num_top) for row, num_top in enumerate(wanted) if num_top is not None]
         most = max((num_top for _, num_top in reported), default=0)
-        step = rows_at_once(logits.shape[1], most)
+        step = rows_at_once(logits.rows.shape[1], most)
         self._pending: list[tuple[PendingLogprobs, dict[int, int]]] = []
         for first in range(0, len(reported), step):
             num_top_of = dict(reported[first : first + step])
-            rows = upload_values(list(num_top_of), logits.device)
-            pending = PendingLogprobs(logits.index_select(0, rows), ids.index_select(0, rows), most)
+            rows = upload_values(list(num_top_of), ids.device)
+            pending = PendingLogprobs(logits.in_float32(rows), ids.index_select(0, rows), most)
             self._pending.append((pending, num_top_of))
         self._on_host = to_host(ids)
         self._ids: list[int] | None = None

@@ -18,6 +18,7 @@ from headrace.kernels.lib.segments import StateSource
 from headrace.kernels.lib.tails import Tails
 from headrace.models.branches import Branch, BranchChain
 from headrace.models.config import ModelConfig
+from headrace.models.logits import Logits
 from headrace.models.mtp import MtpLayer, shift_rows
 from headrace.models.raw_config import RawConfig
 from headrace.models.weight_files import WeightSource
@@ -103,10 +104,10 @@ class HybridModel:
             vectors = self._vector_pool(memory), self._vector_tail(memory)
             causal_conv1d_tail_update(no_rows, self._previous_row, None, *vectors, tails, silu=False)
 
-    def forward(self, batch: ForwardBatch, memory: CacheMemory, out: Tensor | None = None) -> Tensor:
-        """Runs one forward pass: caches in `memory` advance; returns float32 logits of the batch's logit rows.
+    def forward(self, batch: ForwardBatch, memory: CacheMemory, out: Tensor | None = None) -> Logits:
+        """Runs one forward pass: caches in `memory` advance; returns the logits of the batch's logit rows.
 
-        out   float32 [as many rows or more, V]: they are its first rows; None: a tensor of their own
+        out   [as many rows or more, V] in the model's dtype: they are its first rows; None: a tensor of their own
         """
         hidden = self.hidden(batch, memory)
         return self.logits(hidden, None if out is None else out[: len(hidden)])
@@ -145,14 +146,14 @@ class HybridModel:
             raise ValueError(f"{self.config.architecture} was loaded without its MTP layer: load it with_mtp")
         return self.mtp(self._embedded(batch), previous, self._context(batch, memory))
 
-    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """Float32 logits [N, V] of rows of `hidden`, written to `out` if given."""
-        return self.head.logits(hidden, self.config.logits_divisor, out)
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Logits:
+        """Logits [N, V] of rows of `hidden`, written to `out` if given."""
+        return Logits(self.head(hidden, out), self.config.logits_divisor)
 
-    def draft_logits(self, hidden: Tensor) -> Tensor:
-        """Float32 logits [N, V] of `draft_hidden`."""
+    def draft_logits(self, hidden: Tensor) -> Logits:
+        """Logits [N, V] of `draft_hidden`."""
         head = self.head if self.draft_head is None else self.draft_head
-        return head.logits(hidden, self.config.logits_divisor)
+        return Logits(head(hidden), self.config.logits_divisor)
 
     def _embedded(self, batch: ForwardBatch) -> Tensor:
         return embed(batch.tokens_T, self.embedding, self.config.embedding_multiplier)

@@ -1,6 +1,6 @@
 """Dense projection: y = x W^T, with W packed once for the device's fastest product.
 
-Shapes    x [..., I], any row stride; weight [O, I]; returns [..., O]; FP8 and the other forms take x [M, I]
+Shapes    x [..., I], any row stride; weight [O, I]; returns [..., O]; FP8, `out` and the other forms take x [M, I]
 Contract  `LinearWeight(weight)` keeps the only copy that is read: drop the plain tensor afterwards
 Numerics  as F.linear in the weight's dtype; float32 stays float32
 Source    on CPU in float32 oneDNN's blocked layout (what torch.compile uses for frozen weights). Against
@@ -13,9 +13,6 @@ Source    on CPU in float32 oneDNN's blocked layout (what torch.compile uses for
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from headrace.kernels.dense.fp8 import Fp8Matrix, Matrix, quantise_matrix, stack_rows
@@ -26,7 +23,6 @@ from headrace.kernels.dense.small_linear import MOST_ROWS, checked_out, small_li
 from headrace.kernels.dense.swiglu import swiglu_rows
 from headrace.kernels.dense.swiglu_linear_hopper import is_faster_on_hopper, swiglu_linear_hopper
 from headrace.kernels.lib.dispatch import is_hopper, runs_triton
-from headrace.kernels.lib.sizes import cdiv
 
 QUANTISED_ROWS = 1 << 14  # at once
 
@@ -63,11 +59,17 @@ class LinearWeight:
         """The format of rows that this product does not have to quantise; None: it multiplies in 16 or 32 bits."""
         return self._fp8
 
-    def __call__(self, x: Rows) -> Tensor:
+    def __call__(self, x: Rows, out: Tensor | None = None) -> Tensor:
+        """y, written to `out` [M, O] without gaps, in the weight's dtype, if given."""
         x = self._readable(x)
-        if self._is_packed:
-            return torch.ops.mkldnn._linear_pointwise(x, self._weight, None, "none", [], "")
-        return small_linear_triton(x, self._weight) if self._has_few(x) else self._product(x)
+        if out is not None:
+            checked_out(out, (len(x), self.out_features), self._weight.dtype)
+        if self._has_few(x):
+            return small_linear_triton(x, self._weight, out=out)
+        if isinstance(x, Tensor) and isinstance(self._weight, Tensor) and not self._is_packed:
+            return linear_torch(x, self._weight, out)
+        y = self._packed_product(x)
+        return y if out is None else out.copy_(y)
 
     def parts(self, x: Rows) -> Tensor:
         """y [M, O], or parts [S, M, O] in float32 that sum to it: add_rms_norm and sum_outputs take either."""
@@ -97,13 +99,6 @@ class LinearWeight:
         """max(y, 0)^2 [M, O], in FP8 for what reads `fmt`."""
         return relu_squared_rows(self(x), fmt)
 
-    def logits(self, x: Tensor, divisor: float, out: Tensor | None = None) -> Tensor:
-        """y / divisor in float32, with y rounded to x's dtype first; written to `out` [M, O] if given."""
-        rows = self._readable(x)
-        if self._has_few(rows):
-            return small_linear_triton(rows, self._weight, "logits", divisor, out=out)
-        return widened(self(rows), divisor, out)
-
     def _readable(self, x: Rows) -> Rows:
         """The rows as this product reads them."""
         if self._fp8 is None:
@@ -112,12 +107,12 @@ class LinearWeight:
             return x
         return quantise_rows(plain_rows(x), self._fp8)
 
-    def _product(self, x: Rows) -> Tensor:
+    def _packed_product(self, x: Rows) -> Tensor:
+        """The product of a weight in another form than a plain matrix."""
         if isinstance(x, Fp8Rows):
             assert isinstance(self._weight, Fp8Matrix)
             return fp8_linear(x, self._weight)
-        assert isinstance(self._weight, Tensor)
-        return linear_torch(x, self._weight)
+        return torch.ops.mkldnn._linear_pointwise(x, self._weight, None, "none", [], "")
 
     def _has_few(self, x: Rows) -> bool:
         if isinstance(x, Fp8Rows):
@@ -139,29 +134,5 @@ def read_by(first: LinearWeight, *others: LinearWeight | None) -> Fp8Format | No
     return first.reads._replace(keeps_plain=keeps_plain)
 
 
-def linear_torch(x: Tensor, weight: Tensor) -> Tensor:
-    return F.linear(x, weight)
-
-
-def widened(y: Tensor, divisor: float, out: Tensor | None = None) -> Tensor:
-    """y / divisor in float32, written to `out` if given. On a GPU in one pass: torch's two take 0.3 ms of an H200 at
-    256 x 248,320, of which memory needs 0.1."""
-    return widened_triton(y, divisor, out) if runs_triton(y) else torch.div(y.float(), divisor, out=out)
-
-
-@triton.jit
-def _widen_kernel(y_ptr, out_ptr, n, divisor, BLOCK: tl.constexpr):
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    y = tl.load(y_ptr + i, mask=i < n, other=0.0).to(tl.float32)
-    tl.store(out_ptr + i, y / divisor, mask=i < n)
-
-
-def widened_triton(y: Tensor, divisor: float, out: Tensor | None = None) -> Tensor:
-    if not y.is_contiguous():
-        raise ValueError(f"y has strides {y.stride()}: it must have no gaps")
-    if out is None:
-        out = torch.empty(y.shape, dtype=torch.float32, device=y.device)
-    out = checked_out(out, tuple(y.shape), torch.float32)
-    if n := y.numel():
-        _widen_kernel[(cdiv(n, 2048),)](y, out, n, divisor, BLOCK=2048)
-    return out
+def linear_torch(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+    return torch.matmul(x, weight.T, out=out)

@@ -2,15 +2,13 @@
 
     plain    y = x W^T
     gated    y = silu(x G^T) * (x U^T), where W is G above U
-    logits   y = (x W^T, rounded to W's dtype) / divisor, in float32
     parts    y[s] = x[:, part s] W[:, part s]^T in float32: their sum is the product
 
 Shapes    x [M, I], any stride over rows, M <= MOST_ROWS; weight [O, I], no gaps; y [M, O], gated [M, O / 2],
           parts [S, M, O] with S of `tile_for`
 Contract  16-bit floats, or x and weight in FP8 (`Fp8Rows`, `Fp8Matrix`), scales of both for rows or for blocks; no
           earlier kernel on the stream writes the weight: it is fetched before those end
-Numerics  sums in float32, rounded once. Logits are rounded first, as with other products: their many equal values
-          make draws short (draw.py). In FP8 the matrix units keep fewer bits of a sum between steps, as in
+Numerics  sums in float32, rounded once. In FP8 the matrix units keep fewer bits of a sum between steps, as in
           fp8_linear.py
 Source    W is the left operand, so that M pads to 16 columns and not to 64 rows. A product of 5 to 20 us spends a
           fifth on its start and its end: both overlap with the neighbours on the stream (pdl.py), while the first
@@ -32,7 +30,7 @@ from headrace.kernels.lib.sizes import cdiv
 
 MOST_ROWS = 64
 MULTIPROCESSORS = 132  # of an H200 and an H100, not the device's own: the tiles were measured for this number
-DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+DTYPES = torch.float16, torch.bfloat16
 SHARED_BYTES = 216 * 1024  # of a multiprocessor, for all programs on it
 
 
@@ -101,15 +99,15 @@ def _is_even(programs: int) -> bool:
 # One compiled kernel for all batches of a tile: none compiles while serving.
 @triton.jit(do_not_specialize=["M", "stride_scale"])
 def _small_linear_kernel(
-    x_ptr, x_scale_ptr, weight_ptr, scale_ptr, out_ptr, M, stride_x, stride_scale, divisor,
+    x_ptr, x_scale_ptr, weight_ptr, scale_ptr, out_ptr, M, stride_x, stride_scale,
     OUT: tl.constexpr, IN: tl.constexpr, FORM: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, AHEAD: tl.constexpr,
-    ROW_GROUP: tl.constexpr, COLUMN_GROUP: tl.constexpr, DTYPE: tl.constexpr,
+    ROW_GROUP: tl.constexpr, COLUMN_GROUP: tl.constexpr,
 ):  # fmt: skip
     """COLUMNS rows of W a program, PART values of each; gated: half of them gate rows, half their up rows.
 
     ROW_GROUP and COLUMN_GROUP: rows and columns of W that share a scale; 0: no scales, and one for all columns. A row
-    of x has a scale for each COLUMN_GROUP of its own, stride_scale apart. DTYPE: of the product."""
+    of x has a scale for each COLUMN_GROUP of its own, stride_scale apart."""
     let_next_start()
     IS_GATED: tl.constexpr = FORM == "gated"
     WIDTH: tl.constexpr = OUT // 2 if IS_GATED else OUT
@@ -159,8 +157,6 @@ def _small_linear_kernel(
     if IS_GATED:
         gate, up = tl.split(tl.permute(tl.reshape(sums, (2, COLUMNS_OUT, ROWS)), (1, 2, 0)))
         y = gate * tl.sigmoid(gate) * up
-    elif FORM == "logits":
-        y = sums.to(DTYPE).to(tl.float32) / divisor
     else:
         y = sums
     column = (first_column + tl.arange(0, COLUMNS_OUT))[:, None]
@@ -172,7 +168,6 @@ def small_linear_triton(
     x: Rows,
     weight: Matrix,
     form: str = "plain",
-    divisor: float = 1.0,
     tile: Tile | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -187,15 +182,14 @@ def small_linear_triton(
     tile = tile or tile_for(M, num_out, num_in, form == "parts", weight.has_blocks if is_fp8 else None)
     width = num_out // 2 if form == "gated" else num_out
     shape = (tile.parts, M, num_out) if form == "parts" else (M, width)
-    out_dtype = torch.float32 if form in ("logits", "parts") else dtype
+    out_dtype = torch.float32 if form == "parts" else dtype
     out = torch.empty(shape, dtype=out_dtype, device=device) if out is None else checked_out(out, shape, out_dtype)
     if M:
         columns_out = tile.columns // 2 if form == "gated" else tile.columns
         _small_linear_kernel[(cdiv(width, columns_out) * tile.parts,)](
             rows, x_scales, values, scales, out, M, rows.stride(0), 0 if x_scales is None else x_scales.stride(1),
-            divisor, OUT=num_out, IN=num_in, FORM=form, **sizes(M, num_in, tile, values.itemsize),
-            **scale_groups(weight), DTYPE=DTYPES[dtype], num_warps=tile.num_warps, num_stages=tile.num_stages,
-            **OVERLAPPED,
+            OUT=num_out, IN=num_in, FORM=form, **sizes(M, num_in, tile, values.itemsize), **scale_groups(weight),
+            num_warps=tile.num_warps, num_stages=tile.num_stages, **OVERLAPPED,
         )  # fmt: skip
     return out
 

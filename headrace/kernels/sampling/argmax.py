@@ -1,6 +1,6 @@
 """Index of each row's largest value: the token of a greedy draw.
 
-Shapes    logits [N, V] float32, any stride over rows; out int64 [N], any stride
+Shapes    logits [N, V] float32 or of 16 bits, any stride over rows; out int64 [N], any stride
 Contract  the first of equal values; -inf may occur, NaN may not
 Source    one program for each chunk of a row, then the best of the chunks: one program a row would read a small
           batch's logits through too few multiprocessors
@@ -15,9 +15,11 @@ from headrace.kernels.lib.dispatch import runs_triton
 from headrace.kernels.lib.pdl import OVERLAPPED, let_next_start, wait_for_previous
 from headrace.kernels.lib.sizes import cdiv, next_power_of_2
 
+DTYPES = torch.float32, torch.float16, torch.bfloat16
+
 
 def argmax(logits: Tensor, out: Tensor) -> None:
-    if logits.dtype != torch.float32 or logits.dim() != 2 or out.dtype != torch.int64 or out.shape != logits.shape[:1]:
+    if logits.dtype not in DTYPES or logits.dim() != 2 or out.dtype != torch.int64 or out.shape != logits.shape[:1]:
         raise ValueError(f"logits {tuple(logits.shape)} {logits.dtype} and out {tuple(out.shape)} {out.dtype} disagree")
     (argmax_triton if runs_triton(logits) else argmax_torch)(logits, out)
 
@@ -33,7 +35,7 @@ def _chunk_kernel(logits_ptr, best_ptr, place_ptr, V, stride_logits, CHUNK: tl.c
     wait_for_previous()
     place = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
     row_ptr = logits_ptr + tl.program_id(0).to(tl.int64) * stride_logits
-    logit = tl.load(row_ptr + place, mask=place < V, other=float("-inf"))
+    logit = tl.load(row_ptr + place, mask=place < V, other=float("-inf")).to(tl.float32)
     best, found = tl.max(logit, 0, return_indices=True)
     at = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
     tl.store(best_ptr + at, best)

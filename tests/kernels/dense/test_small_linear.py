@@ -6,7 +6,7 @@ from torch import Tensor
 
 from benchmarks.kernels.dense import products
 from benchmarks.shapes import SHAPES
-from headrace.kernels.dense.linear import LinearWeight, widened_triton
+from headrace.kernels.dense.linear import LinearWeight
 from headrace.kernels.dense.rms_norm import rms_norm
 from headrace.kernels.dense.small_linear import Tile, small_linear_triton, tile_for
 from headrace.kernels.dense.swiglu import swiglu_torch
@@ -18,7 +18,7 @@ from tests.support.kernels.launches import product_launch
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 NAN = float("nan")
 needs_gpu = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a GPU: too large for the interpreter, or its own")
-FORMS = ["plain", "gated", "logits", "parts"]
+FORMS = ["plain", "gated", "parts"]
 SMALL = Tile(64, 64, 1, 4, 2)
 ROWS = [1, 2, 15, 16, 17, 63, 64]
 
@@ -32,10 +32,10 @@ def operands(M: int, O: int, I: int, dtype: torch.dtype = torch.bfloat16) -> tup
 
 
 def check(x: Tensor, weight: Tensor, form: str, tile: Tile | None = None) -> None:
-    y = small_linear_triton(x, weight, form, 8.0, tile)
+    y = small_linear_triton(x, weight, form, tile)
     exact = x.double() @ weight.double().t()
-    expected = {"gated": lambda: swiglu_torch(exact), "logits": lambda: exact / 8}.get(form, lambda: exact)()
-    assert y.dtype == (torch.float32 if form in ("logits", "parts") else x.dtype)
+    expected = swiglu_torch(exact) if form == "gated" else exact
+    assert y.dtype == (torch.float32 if form == "parts" else x.dtype)
     actual = y.double().sum(0) if form == "parts" else y.double()
     bound = 1e-4 if form == "parts" else 2e-2
     torch.testing.assert_close(actual, expected, atol=bound, rtol=bound)
@@ -62,35 +62,13 @@ def test_a_part_may_be_empty():
     check(*operands(2, 64, 64), "parts", SMALL._replace(parts=4))
 
 
-def test_logits_are_those_of_a_rounded_product():
-    x, weight = operands(5, 70, 64)
-    distinct = torch.unique(small_linear_triton(x, weight, "logits", 8.0) * 8)
-    assert torch.equal(distinct, distinct.to(x.dtype).float())
-
-
-@pytest.mark.parametrize("shape", [(0, 7), (1, 1), (3, 700), (65, 64)])
-def test_many_rows_of_logits_are_widened_and_divided(shape: tuple[int, int]):
-    y = torch.randn(shape, device=DEVICE).bfloat16()
-    torch.testing.assert_close(widened_triton(y, 6.0), y.float() / 6.0, rtol=1e-6, atol=0.0)
-
-
-@pytest.mark.parametrize("rows", [5, 65])
-def test_logits_are_written_where_they_are_wanted(rows: int):
-    x, weight = operands(rows, 70, 64)
-    room = torch.full((rows + 1, 70), 7.0, device=DEVICE)
-    logits = LinearWeight(weight).logits(x, 8.0, room[:rows])
-    assert logits.data_ptr() == room.data_ptr()
-    assert torch.equal(logits, LinearWeight(weight).logits(x, 8.0))
-    assert torch.all(room[rows] == 7.0)
-
-
-@pytest.mark.parametrize("out", [torch.empty(5, 69), torch.empty(5, 70).bfloat16(), torch.empty(70, 5).t()])
-def test_logits_do_not_go_where_they_do_not_fit(out: Tensor):
+@pytest.mark.parametrize("out", [torch.empty(5, 69).bfloat16(), torch.empty(5, 70), torch.empty(70, 5).bfloat16().t()])
+def test_rows_do_not_go_where_they_do_not_fit(out: Tensor):
     x, weight = operands(5, 70, 64)
     with pytest.raises(ValueError, match=r"out \(5, "):
-        small_linear_triton(x, weight, "logits", out=out.to(DEVICE))
+        small_linear_triton(x, weight, out=out.to(DEVICE))
     with pytest.raises(ValueError, match=r"out \(5, "):
-        widened_triton(torch.zeros(5, 70, device=DEVICE).bfloat16(), 6.0, out.to(DEVICE))
+        LinearWeight(weight)(x, out.to(DEVICE))
 
 
 def test_float16():

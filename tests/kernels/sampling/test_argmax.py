@@ -35,6 +35,17 @@ def test_random_rows(V: int):
     assert places(rows, 4096) == [int((row == row.max()).nonzero()[0]) for row in rows]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rows_of_sixteen_bits_have_the_first_best_of_their_logits(dtype: torch.dtype):
+    """Rounding makes ties, and the division by 6 no others."""
+    rows = torch.randn(8, 20_000, generator=torch.Generator().manual_seed(0)).bfloat16().to(DEVICE, dtype)
+    assert (rows == rows.amax(1, keepdim=True)).sum() > len(rows)
+    assert places(rows, 4096) == (rows.float() / 6).argmax(1).tolist()
+    out = torch.empty(8, dtype=torch.int64, device=DEVICE)
+    argmax(rows, out)
+    assert out.tolist() == places(rows, 4096)
+
+
 def test_no_rows():
     assert places(torch.empty(0, 8)) == []
 
@@ -44,8 +55,9 @@ def test_shapes_must_agree():
         argmax(torch.zeros(2, 3), torch.zeros(3, dtype=torch.int64))
 
 
-def test_an_h200_reads_sixteen_bytes_at_a_time():
-    types = {"logits_ptr": "*fp32:16", "best_ptr": "*fp32:16", "place_ptr": "*i32:16"}
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_an_h200_reads_sixteen_bytes_at_a_time(dtype: str):
+    types = {"logits_ptr": f"*{dtype}:16", "best_ptr": "*fp32:16", "place_ptr": "*i32:16"}
     types |= {"V": "i32:16", "stride_logits": "i32:16"}
     [report] = compile_for_h200([Launch("headrace.kernels.sampling.argmax:_chunk_kernel", types, {"CHUNK": 4096})])
     assert report.accesses("ld.global") == ["v4.b32"] and report.stack_bytes == 0

@@ -31,4 +31,4 @@ def logits_of(model: HybridModel, tokens: list[int]) -> Tensor:
     """Logits [tokens, vocabulary] of a prompt, computed at once."""
     num_blocks = -(-len(tokens) // 16)
     runner = ModelRunner(model, CacheMemory(model.cache_layout(16), num_blocks, 1))
-    return runner.forward([SequenceInput(tokens, 0, range(num_blocks), None, 0, num_logits=len(tokens))])
+    return runner.forward([SequenceInput(tokens, 0, range(num_blocks), None, 0, num_logits=len(tokens))]).in_float32()

@@ -35,7 +35,7 @@ def drafts(model: HybridModel, memory: CacheMemory, *rows: Newest, num_drafts: i
             for token, row in zip(tokens, rows, strict=True)
         ]
         hidden = model.draft_hidden(ForwardBatch.build(inputs, BLOCK_SIZE, model.device), memory, hidden)
-        logits.append(model.draft_logits(hidden))
+        logits.append(model.draft_logits(hidden).in_float32())
         tokens = logits[-1].argmax(-1).tolist()
     return torch.stack(logits, dim=1)
 
@@ -66,7 +66,7 @@ class Drafting:
             tail_places=self.memory.tail_places,
             with_last_token_queries=model.uses_last_token_queries,
         )
-        return model.forward(batch, self.memory)
+        return model.forward(batch, self.memory).in_float32()
 
     def prefill(self, tokens: list[int], blocks: Sequence[int], slot: int, *cuts: int, start: int = 0) -> None:
         """Chunks from `start` on that end at `cuts` and at the end."""

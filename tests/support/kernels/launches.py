@@ -115,13 +115,13 @@ def product_launch(product: Product, M: int, fp8: Fp8Matrix | None = None) -> La
     """`fp8`: a weight whose scales lie as this product's do; None: its weight has 16 bits."""
     groups = scale_groups(fp8) if fp8 else NO_GROUPS
     tile = tile_for(M, product.O, product.I, product.form == "parts", fp8.has_blocks if fp8 else None)
-    out = "fp32" if product.form in ("logits", "parts") else "bf16"
+    out = "fp32" if product.form == "parts" else "bf16"
     value, value_bytes = ("fp8e4nv", 1) if fp8 else ("bf16", 2)
     types = {"x_ptr": f"*{value}:16", "weight_ptr": f"*{value}:16", "out_ptr": f"*{out}:16", "stride_x": "i32:16"}
-    types |= {"M": "i32", "stride_scale": "i32", "divisor": "fp32"}
+    types |= {"M": "i32", "stride_scale": "i32"}
     scales = ("x_scale_ptr", "scale_ptr")
     types |= dict.fromkeys(scales, "*fp32:16") if fp8 else {}
-    constexprs = {"OUT": product.O, "IN": product.I, "FORM": product.form, "DTYPE": triton.language.bfloat16}
+    constexprs = {"OUT": product.O, "IN": product.I, "FORM": product.form}
     constexprs |= {**sizes(M, product.I, tile, value_bytes), **groups, **({} if fp8 else dict.fromkeys(scales))}
     return Launch(
         "headrace.kernels.dense.small_linear:_small_linear_kernel", types, constexprs, tile.num_warps, tile.num_stages

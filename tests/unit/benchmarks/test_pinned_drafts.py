@@ -14,6 +14,7 @@ from headrace.engine.sampler import Drawn
 from headrace.engine.sequence import Admitted
 from headrace.forward.sequence_input import SequenceInput
 from headrace.kernels.sampling.checked_rows import CheckSources
+from headrace.models.logits import Logits
 from tests.support.engine.drafters import MTP_DRAFTS, ROOMY, num_drafted, text, together
 from tests.support.engine.driving import GREEDY, request, small_engine
 from tests.support.engine.interpreted import capture_layer
@@ -47,7 +48,7 @@ class Runner:
         self._sources = CheckSources(self._drawn, torch.arange(20, 26).view(2, 3), torch.zeros(2, dtype=torch.int64))
 
     def launch(self, inputs: list[SequenceInput], draws: list[tuple[int, Draw]], *rest: Any) -> Launched:
-        logits, ids = torch.zeros(len(draws), 64), self._drawn[: len(draws)]
+        logits, ids = Logits(torch.zeros(len(draws), 64), 1.0), self._drawn[: len(draws)]
         ids.copy_(1000 + torch.arange(len(draws)))
         return Launched(logits, Drawn(logits, ids, [draw for _, draw in draws]), [])
 

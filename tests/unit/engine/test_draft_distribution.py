@@ -21,6 +21,7 @@ from headrace.engine.sequence import Finished
 from headrace.forward.forward_batch import ForwardBatch
 from headrace.forward.memory import CacheMemory
 from headrace.models.config import ModelConfig
+from headrace.models.logits import Logits
 from headrace.models.weights import load_config
 from headrace.request import Sampling
 from headrace.speculation.config import SpeculationConfig
@@ -64,11 +65,11 @@ class MarkovChain:
     def draft_hidden(self, batch: ForwardBatch, memory: CacheMemory, previous: Tensor) -> Tensor:
         return batch.tokens_T
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        return LOGITS[hidden]
+    def logits(self, hidden: Tensor) -> Logits:
+        return Logits(LOGITS[hidden], 1.0)
 
-    def draft_logits(self, hidden: Tensor) -> Tensor:
-        return LOGITS[hidden]
+    def draft_logits(self, hidden: Tensor) -> Logits:
+        return Logits(LOGITS[hidden], 1.0)
 
 
 class MostLikely:

@@ -28,7 +28,7 @@ def test_mixed_passes_equal_plain_steps_token_for_token_and_state_for_state(name
     memory.kv_pools[0][0][memory.scratch_block :] = float("nan")
 
     def forward(batch) -> torch.Tensor:
-        logits = mixing.model.forward(batch, memory)
+        logits = mixing.model.forward(batch, memory).rows
         argmax_torch(logits, drawn[: len(logits)])
         return logits
 
@@ -39,8 +39,8 @@ def test_mixed_passes_equal_plain_steps_token_for_token_and_state_for_state(name
     graphs = StepGraphs(memory.layout.block_size, None, capture_nothing(inputs=prefills), (mixed,))
     a, b, c, d = (random_prompt(n, seed=n) for n in (17, 30, 9, 12))
     first = [step(0, a, 0, 17, None, 0), step(3, d, 0, 12, None, 3)]
-    said = plain.forward(first).argmax(-1).tolist()
-    assert mixing.forward(first).argmax(-1).tolist() == said
+    said = plain.forward(first).rows.argmax(-1).tolist()
+    assert mixing.forward(first).rows.argmax(-1).tolist() == said
 
     def decode(sequence: int, start: int, token: int, future_token: int | None = None) -> SequenceInput:
         return SequenceInput((token,), start, blocks_of(sequence), sequence, sequence, future_token=future_token)
@@ -52,7 +52,7 @@ def test_mixed_passes_equal_plain_steps_token_for_token_and_state_for_state(name
     ]
     for n, some in enumerate(chunks):
         steps = [decode(0, 17 + n, said[0]), decode(3, 12 + n, said[1])]
-        expected = plain.forward([*steps, *some])
+        expected = plain.forward([*steps, *some]).rows
         if n:  # the tokens that the pass before has drawn
             steps = [decode(0, 17 + n, 0, future_token=0), decode(3, 12 + n, 0, future_token=1)]
         replayed = graphs.run([*steps, *some])

@@ -72,7 +72,7 @@ class Node:
         self.inputs: DecodeInputs | PrefillInputs
 
     def forward(self) -> Tensor:
-        return self.model.forward(self.inputs.batch(self.num_rows), self.memory)
+        return self.model.forward(self.inputs.batch(self.num_rows), self.memory).rows
 
     def rings(self) -> list[Tensor]:
         return [part for tail in self.memory.tails for part in tail.parts]

@@ -3,8 +3,6 @@
 Captures are faked, as in test_graphs.py; CUDA has its own test.
 """
 
-from functools import partial
-
 import pytest
 import torch
 from torch import Tensor
@@ -26,8 +24,7 @@ class Node:
         self.runner, self.memory = runner, runner.memory
         self.memory.kv_pools[0][0][self.memory.scratch_block :] = float("nan")
         inputs = PrefillInputs(self.memory, SIZE, BLOCKS_EACH * 16)
-        forward = partial(runner.model.forward, memory=self.memory)
-        passes = CapturedPasses(forward, inputs, (SIZE,), in_triton)
+        passes = CapturedPasses(runner._prefill, inputs, (SIZE,), in_triton)
         self.graphs = StepGraphs(self.memory.layout.block_size, prefills=passes)
 
     def replay(self, steps: list[SequenceInput]) -> Tensor:
@@ -52,7 +49,7 @@ def test_padded_passes_equal_plain_ones_token_for_token_and_state_for_state(name
     ]
     plain, node = load_family(name).runner(), Node(load_family(name).runner())
     for steps in passes:
-        expected, logits = plain.forward(steps), node.replay(steps)
+        expected, logits = plain.forward(steps).rows, node.replay(steps)
         assert logits.shape == expected.shape
         assert logits.argmax(-1).tolist() == expected.argmax(-1).tolist()
         torch.testing.assert_close(logits, expected, atol=2e-3, rtol=1e-3)

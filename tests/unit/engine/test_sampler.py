@@ -18,6 +18,9 @@ from headrace.engine.draw import Draw
 from headrace.engine.sampler import Drawn, choose, pending_bans
 from headrace.engine.token_biases import TokenBiases
 from headrace.engine.token_counts import TokenCounts
+from headrace.kernels.sampling.widen import widened_torch
+from headrace.models import logits as models_logits
+from headrace.models.logits import Logits
 from headrace.request import Sampling, Token
 
 RANDOM = Sampling(max_tokens=1, seed=0)
@@ -37,8 +40,11 @@ def sample(
 ) -> list[Token]:
     """One token for each row, after a launch that drew `before`."""
     bans = pending_bans(draws, torch.tensor(before, dtype=torch.int64), VOCAB)
-    ids = choose(lines, draws, counts or no_counts(), biases or no_biases(), bans)
-    return Drawn(lines, ids, draws).tokens()
+    return tokens_of(Logits(lines, 1.0), draws, counts or no_counts(), biases or no_biases(), bans)
+
+
+def tokens_of(logits: Logits, draws: list[Draw], *rest) -> list[Token]:
+    return Drawn(logits, choose(logits, draws, *rest), draws).tokens()
 
 
 def no_counts() -> TokenCounts:
@@ -179,7 +185,7 @@ def test_a_draw_uploads_no_more_after_many_tokens_than_after_few(monkeypatch: py
         row = counts.row("the sequence", [7] * length, 5)
         sizes.clear()
         sampling = replace(RANDOM, repetition_penalty=1.1, presence_penalty=1.0)
-        choose(logits(), [Draw(sampling, length, banned=(4,), counts_row=row)], counts, no_biases())
+        choose(Logits(logits(), 1.0), [Draw(sampling, length, banned=(4,), counts_row=row)], counts, no_biases())
         uploaded.append(sum(sizes))
     assert uploaded[0] == uploaded[1] > 0
     types = ("Sampling", "int", "int | None", "Sequence[int]", "Sequence[tuple[int, int]]", "BehindCheck | None")
@@ -227,8 +233,53 @@ def test_sampling_leaves_the_logits_as_they_were() -> None:
     assert torch.equal(line, before)
 
 
+def test_rows_of_a_bfloat16_head_are_drawn_from_as_their_logits_in_float32() -> None:
+    """Greedy, random, banned, masked and penalised draws side by side, all with logprobs."""
+    rows = logits(6).bfloat16()
+    rows[0, [7, 9]] = rows[0].max() + 1  # a tie: the first of them
+    best = rows[4:].argmax(-1).tolist()
+    greedy, hot = (replace(RANDOM, temperature=t, logprobs=3) for t in (0.0, 1.5))
+    harsh = replace(greedy, repetition_penalty=9.0)
+    outcomes = []
+    for each in (Logits(rows, 6.0), Logits(rows.float() / 6.0, 1.0)):
+        counts = no_counts()
+        mixed = [
+            Draw(greedy, 1),
+            Draw(hot, 2, banned_after=((3, 5),), pending=0),
+            Draw(greedy, 3, banned=(int(rows[2].argmax()),)),
+            Draw(hot, 4, mask_row=0),
+            Draw(greedy, 5, banned_after=((3, best[0]),), pending=0),
+            Draw(harsh, 6, counts_row=counts.row("harsh", [best[1]], 1)),
+        ]
+        bans = pending_bans(mixed, torch.tensor([3]), VOCAB)
+        masks = torch.tensor([[1 << 11 | 1 << 12, 0]], dtype=torch.int32)
+        outcomes.append((tokens_of(each, mixed, counts, no_biases(), bans, masks), counts.values.tolist()))
+    assert outcomes[0] == outcomes[1]
+    ids = [token.id for token in outcomes[0][0]]
+    assert ids[0] == 7 and ids[3] in (11, 12) and ids[2] != int(rows[2].argmax())
+    assert ids[4] != best[0] and ids[5] != best[1]
+
+
+def test_only_rows_whose_draws_need_float32_are_widened(monkeypatch: pytest.MonkeyPatch) -> None:
+    widened: list[list[int] | None] = []
+
+    def noted(rows, divisor, index=None):
+        widened.append(None if index is None else index.tolist())
+        return widened_torch(rows, divisor, index)
+
+    monkeypatch.setattr(models_logits, "widened", noted)
+    each, rows = Logits(logits(3).bfloat16(), 6.0), (no_counts(), no_biases())
+    greedy = Draw(replace(RANDOM, temperature=0.0), 1)
+    tokens_of(each, [greedy] * 3, *rows)
+    assert not widened
+    tokens_of(each, [greedy, Draw(RANDOM, 1), greedy._replace(banned=(3,))], *rows)
+    assert widened == [[1, 2]]
+    tokens_of(each, [greedy, greedy, Draw(replace(greedy.sampling, logprobs=2), 1)], *rows)
+    assert widened == [[1, 2], [2]]
+
+
 def test_a_draw_behind_a_check_has_the_number_of_the_position_that_it_turns_out_to_have() -> None:
-    line, num_right = torch.randn(3, 500), torch.tensor([9, 2, 0, 1])
+    line, num_right = Logits(torch.randn(3, 500), 1.0), torch.tensor([9, 2, 0, 1])
     least = [
         Draw(replace(RANDOM, seed=1), 20, behind=BehindCheck(1, 3, None, 0)),
         Draw(replace(RANDOM, seed=2), 30, behind=BehindCheck(3, 1, None, 0)),

@@ -19,7 +19,7 @@ BLOCKS_C = [90, 91, 92, 93, 94, 95, 85, 84, 83, 82, 81, 80, 79]
 
 
 def run(runner: ModelRunner, *steps: SequenceInput) -> Tensor:
-    logits = runner.forward(steps)
+    logits = runner.forward(steps).in_float32()
     assert logits.dtype == torch.float32
     return logits
 
@@ -152,7 +152,7 @@ def test_a_state_moved_through_bytes_continues_in_other_memory(family, prompt):
 
 
 def test_no_steps_give_no_logits(family):
-    assert family.runner().forward([]).shape == (0, family.model.config.vocab_size)
+    assert family.runner().forward([]).in_float32().shape == (0, family.model.config.vocab_size)
 
 
 def test_steps_without_logits_give_none(family, prompt):

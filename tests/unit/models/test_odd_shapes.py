@@ -46,7 +46,7 @@ def test_logits_of_a_prompt_and_of_single_tokens_are_those_of_transformers(name:
         expected = theirs(torch.tensor([tokens]), position_ids=torch.arange(150)[None]).logits[0]
     model = load_model(tmp_path)
     runner = ModelRunner(model, CacheMemory(model.cache_layout(16), 10, 2))
-    found = [runner.forward([SequenceInput(tokens[:147], 0, range(10), None, 0, num_logits=147)])]
+    found = [runner.forward([SequenceInput(tokens[:147], 0, range(10), None, 0, num_logits=147)]).in_float32()]
     for position in (147, 148, 149):
-        found.append(runner.forward([SequenceInput([tokens[position]], position, range(10), 0, 0)]))
+        found.append(runner.forward([SequenceInput([tokens[position]], position, range(10), 0, 0)]).in_float32())
     torch.testing.assert_close(torch.cat(found), expected, atol=1e-4, rtol=0)

@@ -73,7 +73,7 @@ def test_logits_are_those_of_transformers(kind: dict[str, Any], tmp_path: Path, 
         expected = theirs(torch.tensor([tokens]), position_ids=torch.arange(400)[None]).logits[0]
     model = load_model(tmp_path)
     runner = ModelRunner(model, CacheMemory(model.cache_layout(16), 25, 1))
-    logits = runner.forward([SequenceInput(tokens, 0, range(25), None, 0, num_logits=400)])
+    logits = runner.forward([SequenceInput(tokens, 0, range(25), None, 0, num_logits=400)]).in_float32()
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 
 
