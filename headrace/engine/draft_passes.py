@@ -22,6 +22,8 @@ from headrace.kernels.lib.sizes import cdiv
 from headrace.kernels.lib.upload import upload_values
 from headrace.kernels.sampling.argmax import argmax
 from headrace.kernels.sampling.checked_rows import CheckSources
+from headrace.kernels.sampling.draft_rows import next_draft_rows
+from headrace.kernels.sampling.draft_starts import DraftStarts
 from headrace.models.model import HybridModel
 
 
@@ -102,8 +104,7 @@ class CapturedDrafts:
         most, self._block_size = round_up(self.sizes[-1], 16), memory.layout.block_size
         self._max_blocks = round_up(cdiv(max_tokens, self._block_size), 16)
         device = memory.device
-        self._tokens = torch.zeros(most, dtype=torch.int64, device=device)
-        self._positions, self._ends = (torch.zeros(most, dtype=torch.int64, device=device) for _ in range(2))
+        self._rows = torch.zeros(len(DraftStarts._fields), most, dtype=torch.int64, device=device)
         self._hidden = torch.zeros(most, model.config.hidden_size, dtype=model.dtype, device=device)
         self._table = torch.zeros(most, self._max_blocks, dtype=torch.int32, device=device)
         self._host_table = HostTable(most, self._max_blocks)
@@ -143,11 +144,11 @@ class CapturedDrafts:
         n, size = len(starts), next(size for size in self.sizes if size >= len(starts))
         rows = self._checked.packed(starts, size, num_passes)
         width = max(cdiv(start.num_tokens(num_passes), self._block_size) for start in starts)
-        packed = torch.empty(rows.size + n * width, dtype=torch.int64, pin_memory=self._tokens.is_cuda)
+        packed = torch.empty(rows.size + n * width, dtype=torch.int64, pin_memory=self._rows.is_cuda)
         parts = packed.numpy()
         parts[: rows.size] = rows.reshape(-1)
         parts[rows.size :] = self._host_table.rows(starts, width).reshape(-1)
-        arrived = packed.to(self._tokens.device, non_blocking=True)
+        arrived = packed.to(self._rows.device, non_blocking=True)
         self._checked.load(arrived[: rows.size].view(rows.shape))
         self._table[:n, :width].copy_(arrived[rows.size :].view(n, width))
         self._beginnings[size].replay()
@@ -155,19 +156,22 @@ class CapturedDrafts:
 
     def _run(self, size: int, num_rows: int, num_passes: int) -> Tensor:
         """The drafts [num_rows, num_passes] of what is loaded."""
+        tokens = self._starts(num_rows).tokens
         for place in range(num_passes):
             self._passes[size].replay()
-            self._drafted[:num_rows, place].copy_(self._tokens[:num_rows])
+            self._drafted[:num_rows, place].copy_(tokens)
         return self._drafted[:num_rows, :num_passes]
 
     def _begin(self, size: int) -> Tensor:
         """Loads the rows that the checked sequences begin with; returns their tokens."""
-        tokens, positions, ends, vectors = self._checked.found(size)
-        self._tokens[:size].copy_(tokens)
-        self._positions[:size].copy_(positions)
-        self._ends[:size].copy_(ends)
-        self._hidden[:size].copy_(self._model.last_hidden(self._memory, vectors))
-        return self._tokens[:size]
+        starts = self._starts(size)
+        self._checked.find(starts)
+        self._model.last_hidden(self._memory, starts.vectors, self._hidden[:size])
+        return starts.tokens
+
+    def _starts(self, size: int) -> DraftStarts:
+        """The inputs of a pass; its tokens and positions become those of the next one."""
+        return DraftStarts(*self._rows[:, :size])
 
     def _load(self, starts: Sequence[DraftStart], size: int) -> None:
         n, device = len(starts), self._memory.device
@@ -181,28 +185,24 @@ class CapturedDrafts:
         parts[: 4 * size] = rows.reshape(-1)
         parts[4 * size :] = self._host_table.rows(starts, width).reshape(-1)
         arrived = packed.to(device, non_blocking=True)
-        tokens, positions, ends_B, vectors = arrived[: 4 * size].view(4, size)
-        self._tokens[:size].copy_(tokens)
-        self._positions[:size].copy_(positions)
-        self._ends[:size].copy_(ends_B)
+        self._rows[:, :size].copy_(arrived[: 4 * size].view(4, size))
         self._table[:n, :width].copy_(arrived[4 * size :].view(n, width))
-        self._hidden[:size].copy_(self._model.last_hidden(self._memory, vectors))
+        self._model.last_hidden(self._memory, self._starts(size).vectors, self._hidden[:size])
 
     def _pass(self, size: int) -> Tensor:
         """One draft of each row; returns the logits."""
-        tokens, positions = self._tokens[:size], self._positions[:size]
-        is_live = positions < self._ends[:size]
-        places = (positions // self._block_size).clamp(max=self._max_blocks - 1)
-        blocks = self._table[:size].gather(1, places[:, None])[:, 0].long()
-        contexts = PagedContexts(torch.where(is_live, positions + 1, 0).int(), self._table[:size])
+        tokens, next_positions, ends, _ = self._starts(size)
+        table, scratch_block = self._table[:size], self._memory.scratch_block
+        rows = next_draft_rows(next_positions, ends, table, sizes=(self._block_size, scratch_block))
+        attention = PagedDecode(size, PagedContexts(rows.contexts, table))
         batch = ForwardBatch(
             num_decodes=size,
-            decode=DecodeRows((), PagedDecode(size, contexts)),  # of groups, none: the layer has no states
+            decode=DecodeRows((), attention),  # of groups, none: the layer has no states
             prefill=None,
             tokens_T=tokens,
-            positions_T=positions,
-            block_T=torch.where(is_live, blocks, self._memory.scratch_block),
-            offset_T=positions % self._block_size,
+            positions_T=rows.positions,
+            block_T=rows.blocks,
+            offset_T=rows.offsets,
             logit_rows=None,
             last_token_queries=None,
         )
@@ -210,5 +210,4 @@ class CapturedDrafts:
         logits = self._model.draft_logits(hidden).rows
         argmax(logits, tokens)
         self._hidden[:size].copy_(hidden)
-        positions += 1
         return logits

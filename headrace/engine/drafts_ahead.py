@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import overload
 
 import numpy as np
@@ -22,6 +21,7 @@ from headrace.engine.logprobs import recorded, to_host
 from headrace.forward.memory import CacheMemory
 from headrace.forward.sequence_input import SequenceInput
 from headrace.kernels.sampling.checked_rows import CheckSources
+from headrace.kernels.sampling.draft_starts import DraftStarts, StartField, find_draft_starts
 
 
 @dataclass(frozen=True)
@@ -101,18 +101,6 @@ class FutureDrafts(Sequence[int]):
         return self.made.ids()[self.row][: self._number]
 
 
-class StartField(IntEnum):
-    """The numbers of a sequence by which `CheckedStarts` finds where its drafts begin."""
-
-    FIRST_DRAW = 0
-    START = 1  # or the least that it may be
-    NUM_DRAFTS = 2
-    NUM_COVERED = 3
-    NUM_PASSES = 4
-    RIGHT = 5  # where the right drafts before START were counted; -1: it begins there
-    RING_ROW = 6
-
-
 class CheckedStarts:
     """Inputs of the captured pass that finds where drafts begin: tensors at fixed addresses, filled by one copy.
 
@@ -123,17 +111,16 @@ class CheckedStarts:
         """`sources`: the tokens of the last launch, the drafts that it may have been about, and where the number of
         right ones is kept."""
         self._sources = sources
-        self._num_slots, self._num_places = memory.num_slots, memory.tail_places
+        self._ring = memory.num_slots, memory.tail_places
         most, K = sources.drafted.shape
-        self._parts = (len(StartField), K, K)  # numbers; drafts, and which of `drafted` they are, or -1
-        padding = np.zeros(sum(self._parts), dtype=np.int64)
+        padding = np.zeros(len(StartField) + 2 * K, dtype=np.int64)  # numbers, drafts, and places in `drafted`, or -1
         padding[[StartField.RIGHT, StartField.RING_ROW]] = padding[-K:] = PAD_SLOT
         self._padding = padding
         self._fields = torch.from_numpy(padding).to(memory.device).repeat(most, 1)
 
     def packed(self, starts: Sequence[CheckedSequence], size: int, num_passes: int) -> np.ndarray:
         """[size, F], for `load`."""
-        N, K = self._parts[:2]
+        N, K = len(StartField), self._sources.drafted.shape[1]
         rows = np.tile(self._padding, (size, 1))
         for row, start in zip(rows, starts, strict=False):
             entry = start.entry
@@ -151,24 +138,9 @@ class CheckedStarts:
     def load(self, packed: Tensor) -> None:
         self._fields[: len(packed)].copy_(packed)
 
-    def found(self, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The newest token of each sequence, its position, where its drafts end, and where its last vector lies.
+    def find(self, starts: DraftStarts) -> None:
+        """Writes to `starts` where the drafts of the first loaded sequences begin, as many as it has rows.
 
         Counts the right drafts of each in `num_right`, for the next check.
         """
-        drawn, drafted, counted = self._sources
-        numbers, known_BK, source_BK = self._fields[:size].split(self._parts, dim=1)
-        first, start, num_drafts, num_covered, num_passes, right_before, ring_row = numbers.unbind(1)
-        place_T = torch.arange(drafted.shape[1] + 1, device=drawn.device)
-        drawn_BT = drawn[(first[:, None] + place_T).clamp(max=len(drawn) - 1)]
-        made_BK = drafted.view(-1)[source_BK.clamp(min=0)]
-        drafts_BK = torch.where(source_BK >= 0, made_BK, known_BK)
-        is_right = (drawn_BT[:, :-1] == drafts_BK) & (place_T[:-1] < num_drafts[:, None])
-        num_right = is_right.long().cumprod(dim=1).sum(dim=1)
-        begun = start + torch.where(right_before >= 0, counted[right_before.clamp(min=0)], 0)
-        counted[:size].copy_(num_right)
-        positions = begun + 1 + num_right
-        ends = torch.minimum(positions + num_passes, num_covered)
-        in_ring = self._num_slots + ring_row * self._num_places + (positions - 1) % self._num_places
-        vectors = torch.where(ring_row >= 0, in_ring, PAD_SLOT)
-        return drawn_BT.gather(1, num_right[:, None])[:, 0], positions, ends, vectors
+        find_draft_starts(self._fields[: len(starts.tokens)], self._sources, self._ring, starts)

@@ -14,8 +14,8 @@ from headrace.kernels.attention.rotary import rotary_angles
 from headrace.kernels.conv.tail_update import causal_conv1d_tail_update
 from headrace.kernels.dense.embed import embed
 from headrace.kernels.dense.linear import LinearWeight
-from headrace.kernels.lib.segments import StateSource
 from headrace.kernels.lib.tails import Tails
+from headrace.kernels.sampling.last_vectors import read_last_vectors
 from headrace.models.branches import Branch, BranchChain
 from headrace.models.config import ModelConfig
 from headrace.models.logits import Logits
@@ -124,17 +124,16 @@ class HybridModel:
         self.mtp.store(embedded, previous, context)
         return every_row if batch.logit_rows is None else every_row.index_select(0, batch.logit_rows)
 
-    def last_hidden(self, memory: CacheMemory, places: Tensor) -> Tensor:
-        """`hidden` [N, hidden] of the last tokens of N sequences, for their first drafts.
+    def last_hidden(self, memory: CacheMemory, places: Tensor, out: Tensor | None = None) -> Tensor:
+        """`hidden` [N, hidden] of the last tokens of N sequences, for their first drafts, written to `out` if given.
 
         places   int64 [N], where they lie: the number of a state's slot, or a `CacheMemory.ring_place`; -1: zeros, for
                  a captured pass's padding
         """
         pool, ring = self._vector_pool(memory)[..., 0], self._vector_tail(memory).flatten(0, 1)
-        is_in_ring = places >= memory.num_slots
-        in_states = StateSource(places.masked_fill(is_in_ring, -1), any_fresh=True).read(pool)
-        in_ring = ring.index_select(0, (places - memory.num_slots).clamp(min=0))
-        return torch.where(is_in_ring[:, None], in_ring, in_states)
+        vectors = pool.new_empty(len(places), self.config.hidden_size) if out is None else out
+        read_last_vectors(places, pool, ring, vectors)
+        return vectors
 
     def draft_hidden(self, batch: ForwardBatch, memory: CacheMemory, previous: Tensor) -> Tensor:
         """The MTP layer's vectors [N, hidden], whose `draft_logits` draft the token after each row's.

@@ -23,7 +23,6 @@ and the first draft. So it is in every checkpoint, and goes where states go; bet
 
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from headrace.forward.forward_batch import ForwardBatch, LayerContext
@@ -62,10 +61,11 @@ class MtpLayer:
         return self.chain(self._joined(embedded, hidden), every_row)
 
     def _joined(self, embedded: Tensor, hidden: Tensor) -> Tensor:
-        eps = self.chain.norm_eps
-        return self.fc(
-            torch.cat((rms_norm(embedded, self.embedding_norm, eps), rms_norm(hidden, self.hidden_norm, eps)), dim=-1)
-        )
+        (T, D), eps = embedded.shape, self.chain.norm_eps
+        joined = embedded.new_empty(T, 2 * D)
+        rms_norm(embedded, self.embedding_norm, eps, joined[:, :D])
+        rms_norm(hidden, self.hidden_norm, eps, joined[:, D:])
+        return self.fc(joined)
 
     @property
     def _mixer(self) -> MixerBranch:

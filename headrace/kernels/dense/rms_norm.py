@@ -6,7 +6,7 @@
 Shapes    x [..., D]; weight [D] or anything that broadcasts to x from the right ([H, D]: one weight a head);
           add_rms_norm: x [T, D], weight [D]; branch [T, D] in x's dtype, or parts [S, T, D] in float32 that sum to it
 Contract  models whose weight is stored as an offset from one (Qwen) add the one at load time; rows may have any
-          stride
+          stride, also those of `out`, which rms_norm of rows may be given
 Numerics  float32 inside, the result in x's dtype; s is rounded to it before the norm. FP8 is made of the rounded result
 Source    Zhang & Sennrich 2019, "Root Mean Square Layer Normalization"
 """
@@ -26,15 +26,18 @@ from headrace.kernels.lib.sizes import cdiv, next_power_of_2
 L2_NORM_EPS = 1e-6  # for the delta rule's keys and queries
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
     if x.shape[-1] != weight.shape[-1]:
         raise ValueError(f"x {tuple(x.shape)} and weight {tuple(weight.shape)} differ in the last dimension")
-    return rms_norm_triton(x, weight, eps) if runs_triton(x) else rms_norm_torch(x, weight, eps)
+    if out is not None and (x.dim(), out.shape, out.dtype, out.stride(-1)) != (2, x.shape, x.dtype, 1):
+        raise ValueError(f"out {tuple(out.shape)} {out.dtype} of strides {out.stride()} holds no rows of {x.dtype}")
+    return (rms_norm_triton if runs_triton(x) else rms_norm_torch)(x, weight, eps, out)
 
 
-def rms_norm_torch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm_torch(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
     wide = x.float()
-    return torch.mul(wide, inverse_rms(wide, eps)).mul_(weight).to(x.dtype)
+    normed = torch.mul(wide, inverse_rms(wide, eps)).mul_(weight)
+    return normed.to(x.dtype) if out is None else out.copy_(normed)
 
 
 def rms_norm_rows(x: Tensor, weight: Tensor, eps: float, fmt: Fp8Format | None) -> Rows:
@@ -95,11 +98,11 @@ def _constant(value: float, device: torch.device) -> Tensor:
 def _rms_norm_kernel(
     x_ptr, branch_ptr, weight_ptr, sum_ptr, out_ptr,
     values_ptr, scale_ptr,  # None: no FP8
-    num_rows, num_weights, stride_x, stride_branch, stride_scale, alpha, eps,
+    num_rows, num_weights, stride_x, stride_branch, stride_out, stride_scale, alpha, eps,
     D: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """ROWS rows a program, one where it writes FP8; row r takes weight row r % num_weights; sum and out have no gaps
-    between rows. The branch is the sum of PARTS tensors, num_rows rows apart; PARTS = 0: no branch."""
+    """ROWS rows a program, one where it writes FP8; row r takes weight row r % num_weights; sum has no gaps between
+    rows. The branch is the sum of PARTS tensors, num_rows rows apart; PARTS = 0: no branch."""
     let_next_start()
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
     d = tl.arange(0, BLOCK_D)[None, :]
@@ -120,15 +123,17 @@ def _rms_norm_kernel(
         wide = total.to(tl.float32)
     y = (wide * tl.rsqrt(tl.sum(wide * wide, 1) / D + eps)[:, None] * weight).to(x.dtype)
     if out_ptr is not None:
-        tl.store(out_ptr + row * D + d, y, mask=is_here)
+        tl.store(out_ptr + row * stride_out + d, y, mask=is_here)
     if values_ptr is not None:
         here = tl.program_id(0).to(tl.int64)
         store_fp8_row(y.to(tl.float32), values_ptr, scale_ptr, stride_scale, here, 1, D, BLOCK_D, GROUP)
 
 
-def rms_norm_triton(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _launch(x.reshape(-1, x.shape[-1]), None, 0.0, weight, eps, None, out)
+def rms_norm_triton(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
+    if out is None:
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    D = x.shape[-1]
+    _launch(x.reshape(-1, D), None, 0.0, weight, eps, None, out.view(-1, D))
     return out
 
 
@@ -178,7 +183,8 @@ def _launch(
     if T:
         _rms_norm_kernel[(cdiv(T, rows),)](
             x, branch, weight, total, out, values, scales, T, weight.numel() // D,
-            x.stride(0), 0 if branch is None else branch.stride(-2), stride_scale, alpha, eps,
+            x.stride(0), 0 if branch is None else branch.stride(-2), 0 if out is None else out.stride(0),
+            stride_scale, alpha, eps,
             D=D, PARTS=parts, ROWS=rows, BLOCK_D=next_power_of_2(D), GROUP=group,
             num_warps=2 * num_warps if parts > 1 else num_warps, **OVERLAPPED,
         )  # fmt: skip

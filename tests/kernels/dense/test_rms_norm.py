@@ -50,6 +50,24 @@ def test_rms_norm_with_a_weight_for_each_head(dtype: torch.dtype):
 
 @dtypes
 @pytest.mark.parametrize(("rows", "width"), SHAPES)
+@pytest.mark.parametrize("norm", [rms_norm_torch, rms_norm_triton])
+def test_normed_rows_may_be_a_part_of_others(norm, rows: int, width: int, dtype: torch.dtype):
+    x, weight = slice_of_projection(rows, width, dtype), torch.rand(width, device=DEVICE)
+    wide = torch.full((rows, 2 * width), torch.nan, dtype=dtype, device=DEVICE)
+    norm(x, weight, 1e-3, wide[:, width:])
+    assert_close(wide[:, width:].contiguous(), rms_norm_torch(x, weight, 1e-3))
+    assert wide[:, :width].isnan().all()
+
+
+def test_normed_rows_must_be_like_the_given_ones():
+    x, weight = torch.zeros(2, 8, device=DEVICE), torch.ones(8, device=DEVICE)
+    for out in (x[:1], x.bfloat16(), torch.zeros(8, 2, device=DEVICE).t()):
+        with pytest.raises(ValueError, match="holds no rows"):
+            rms_norm(x, weight, 1e-3, out)
+
+
+@dtypes
+@pytest.mark.parametrize(("rows", "width"), SHAPES)
 def test_residual_addition_and_rms_norm(rows: int, width: int, dtype: torch.dtype):
     x, branch = slice_of_projection(rows, width, dtype), slice_of_projection(rows, width, dtype)
     weight = torch.rand(width, device=DEVICE)

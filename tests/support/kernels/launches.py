@@ -234,7 +234,7 @@ def norm_launch(width: int, has_branch: bool, fmt: Fp8Format | None = None) -> L
     rows, num_warps = row_tile(width)
     types, constexprs = fp8_arguments(fmt)
     types |= {"x_ptr": "*bf16:16", "weight_ptr": "*fp32:16", "num_rows": "i32"}
-    types |= {"stride_x": "i32:16", "stride_branch": "i32:16", "alpha": "fp32", "eps": "fp32"}
+    types |= {f"stride_{name}": "i32:16" for name in ("x", "branch", "out")} | {"alpha": "fp32", "eps": "fp32"}
     constexprs |= {"num_weights": 1, "D": width, "PARTS": int(has_branch), "ROWS": 1 if fmt else rows}
     optional = ("branch_ptr", "sum_ptr")
     if has_branch:

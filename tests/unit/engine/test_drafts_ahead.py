@@ -145,7 +145,7 @@ def test_passes_begin_behind_the_drafts_that_were_right(trained: Path) -> None:
     ours._drawn[:3] = torch.tensor([*ids[0][:2], 60])
     again = ours.draft_ahead([CheckedSequence(entry, 0, 64)], 1)
     assert again is not None and ours._drafts is not None
-    assert ours._drafts._ends[:1].tolist() == [18 + 3 + 1], "both were right"
+    assert ours._drafts._starts(1).ends.tolist() == [18 + 3 + 1], "both were right"
 
 
 @pytest.mark.parametrize("sampling", [ANSWER, RANDOM, replace(RANDOM, repetition_penalty=1.2)])
