@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from benchmarks.shapes import SHAPES
+from benchmarks.shapes import MOE_SHAPES, SHAPES
 from benchmarks.timing import Row, kernel_command, measure
 from headrace.kernels.attention.decode import PagedContexts, paged_decode_triton
 from headrace.kernels.attention.prefill import PagedChunks, paged_prefill_triton
@@ -32,7 +32,7 @@ class Workload:
 
     @property
     def config(self) -> AttentionConfig:
-        return SHAPES[self.model].attention
+        return (SHAPES | MOE_SHAPES)[self.model].attention
 
     def __str__(self) -> str:
         return f"{self.model}, {self.num_sequences} x {self.new} behind {self.cached}"
@@ -68,7 +68,7 @@ class Workload:
 
 PREFILLS = [
     Workload(model, *shape)
-    for model in SHAPES
+    for model in (*SHAPES, "nemotron-3-nano-30b-a3b")  # heads of 64, 256 and 128
     for shape in [(1, 2048, 0), (1, 8192, 0), (1, 32768, 0), (16, 4096, 0), (1, 2048, 30720), (8, 16, 4096)]
 ]
 DECODES = [

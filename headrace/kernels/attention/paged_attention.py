@@ -6,7 +6,7 @@ Contract  `store_kv` has written this step's keys and values to the pool; a row 
           its own position: memory past a sequence's end may hold anything, NaN included
 Numerics  softmax in float32, the result in q's dtype
 Source    torch's fused attention on the CPU. On a GPU, prompts go to extend.py (few rows behind a long context),
-          prefill_hopper.py (heads of 64 and 256 on Hopper) or prefill.py, decodes to decode.py
+          prefill_hopper.py (heads of 64, 128 and 256 on Hopper) or prefill.py, decodes to decode.py
 
 Legend    N sequences, M blocks of the longest one, n tokens of context, G = H / Hkv
 """
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from headrace.kernels.attention.decode import PagedContexts, paged_decode_triton
 from headrace.kernels.attention.extend import extend_splits, paged_extend_triton
+from headrace.kernels.attention.output_gate import gate_output_torch
 from headrace.kernels.attention.prefill import PagedChunks, paged_prefill_triton
 from headrace.kernels.attention.prefill_hopper import fits_hopper, paged_prefill_hopper
 from headrace.kernels.lib.sizes import cdiv
@@ -238,7 +239,7 @@ def paged_decode(
     if isinstance(batch.contexts, PagedContexts):
         return paged_decode_triton(q, k_pool, v_pool, scale, batch.contexts, gate, skip_first=skip_first)
     attended = paged_decode_torch(q, k_pool, v_pool, scale, batch.contexts, skip_first)
-    return attended if gate is None else attended * torch.sigmoid(gate)
+    return attended if gate is None else gate_output_torch(attended, gate)
 
 
 def paged_decode_torch(

@@ -6,7 +6,7 @@ each, compute scores, softmax and sums: under one consumer's softmax run the oth
 tile before. No barrier joins all warps. A program is persistent: while its last item ends, the next one's copies run.
 
 Shapes    those of headrace/kernels/attention/prefill.py, whose contract and numerics hold, too
-Contract  16-bit heads of 64 or 256 and the other conditions of `fits_hopper`
+Contract  16-bit heads of 64, 128 or 256 and the other conditions of `fits_hopper`
 Source    Shah et al. 2024, "FlashAttention-3", section 3. The producer and what it shares with the consumers:
           prefill_hopper_warps.py; the consumers: prefill_hopper_consumers.py
 Tests     on a Hopper GPU alone, as Gluon has no interpreter; elsewhere that it compiles
@@ -40,7 +40,7 @@ class HopperTile(NamedTuple):
 
 def hopper_tile(head_dim: int) -> HopperTile:
     """The fastest tile measured on an H200 (docs/gpu-notes.md). For heads of 256 it also fills memory and registers."""
-    return HopperTile(2, 64, 2) if head_dim == 256 else HopperTile(3, 64, 4)
+    return {64: HopperTile(3, 64, 4), 128: HopperTile(3, 64, 3), 256: HopperTile(2, 64, 2)}[head_dim]
 
 
 @gluon.jit(do_not_specialize=["num_items", "num_sequences", "stride_table", "block_rows", "num_rows"])
@@ -120,7 +120,7 @@ def fits_hopper(q: Tensor, k_pool: Tensor) -> bool:
     _, block_size, num_kv, _ = k_pool.shape
     return (
         runs_hopper(q)
-        and D in (64, 256)  # those measured
+        and D in (64, 128, 256)  # those measured
         and H // num_kv <= 64
         and 64 % block_size == 0
         and block_size >= 8  # the copy engine's swizzle repeats every 8 rows

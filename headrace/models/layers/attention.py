@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from headrace.forward.forward_batch import LayerContext
+from headrace.kernels.attention.output_gate import gate_output
 from headrace.kernels.attention.paged_attention import paged_decode, paged_prefill
 from headrace.kernels.attention.prepare_qkv import prepare_qkv
 from headrace.kernels.dense.fp8 import select_rows, stack_rows
@@ -104,7 +105,7 @@ class Attention:
             parts.append(paged_decode(q[:n], k_pool, v_pool, scale, rows, decode_gate, self.skips_first))
         if batch.prefill is not None:
             prefilled = paged_prefill(q[n:], k[n:], v[n:], k_pool, v_pool, scale, batch.prefill.attention)
-            parts.append(prefilled if gate is None else prefilled * torch.sigmoid(gate[n:]))
+            parts.append(prefilled if gate is None else gate_output(prefilled, gate[n:]))
         return Product(batch.join(parts).flatten(1), self.out_proj)
 
     def attend_rows(self, x: Rows, context: LayerContext, rows: Tensor) -> Product:

@@ -33,6 +33,9 @@ def needs_hopper(H: int, KV: int, D: int, dtype: torch.dtype) -> None:
         (32, 8, 64, torch.bfloat16),
         (3, 1, 64, torch.bfloat16),
         (2, 2, 64, torch.float16),
+        (12, 4, 128, torch.bfloat16),
+        (32, 2, 128, torch.bfloat16),
+        (2, 2, 128, torch.float16),
         (16, 4, 256, torch.bfloat16),
         (8, 1, 256, torch.bfloat16),
         (2, 2, 256, torch.float16),
@@ -42,7 +45,7 @@ def needs_hopper(H: int, KV: int, D: int, dtype: torch.dtype) -> None:
 def test_rows_see_their_prefix_and_themselves(
     spans: list[tuple[int, int]], H: int, KV: int, D: int, dtype: torch.dtype, monkeypatch
 ):
-    """As the engine calls it: `paged_prefill` chooses it for heads of 64 and of 256."""
+    """As the engine calls it: `paged_prefill` chooses it for heads of 64, 128 and 256."""
     needs_hopper(H, KV, D, dtype)
     monkeypatch.delattr(paged_attention, "paged_prefill_triton")
     monkeypatch.setattr(paged_attention, "extend_splits", lambda q, k_pool, chunks: 1)
@@ -56,5 +59,5 @@ def test_rows_see_their_prefix_and_themselves(
 
 
 def test_heads_that_it_was_not_measured_for_do_not_fit():
-    assert not fits_hopper(torch.empty(1, 12, 128, dtype=torch.bfloat16, device=DEVICE), torch.empty(1, BLOCK, 4, 128))
+    assert not fits_hopper(torch.empty(1, 12, 96, dtype=torch.bfloat16, device=DEVICE), torch.empty(1, BLOCK, 4, 96))
     assert not fits_hopper(torch.empty(1, 16, 256, device=DEVICE), torch.empty(1, BLOCK, 4, 256))  # float32

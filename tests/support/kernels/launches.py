@@ -42,6 +42,7 @@ def attention_launches() -> Iterator[tuple[str, Launch]]:
             yield f"decode {model} {T}", decode_launch(H, KV, D, T)
             yield f"merge {model} {T}", merge_launch(H, KV, D, T)
         yield f"prepare {model}", prepare_launch(H, KV, D, R, c.has_qk_norm)
+    yield "prefill on Hopper of heads of 128", hopper_launch(32, 2, 128, hopper_tile(128))
     yield "prefill float32", prefill_launch(8, 2, 256, prefill_tile(256, torch.float32), "fp32")
     yield "decode of heads of 128", decode_launch(12, 3, 128, 4)
     yield "decode of heads of 128, twice the rows", decode_launch(12, 3, 128, 8)
