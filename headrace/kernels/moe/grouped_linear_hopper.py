@@ -84,13 +84,8 @@ def _consume(
     for tile in range(gl.program_id(0), tiles.number, gl.num_programs(0)):
         next_expert, next_row, next_count = tiles.locate(tile + gl.num_programs(0))
         if count > ME * ROWS:
-            column = tile % tiles.num_column_tiles * TILE_COLUMNS
-            if x_scale_ptr is None:
-                acc = _multiply(ring, tiles.num_pieces, done, GATHERED, ME)
-                left, right = acc.reshape([ROWS, 2, COLUMNS]).permute((0, 2, 1)).split()
-                left = gl.convert_layout(left, out, assert_trivial=True)
-                right = gl.convert_layout(right, out, assert_trivial=True)
-            else:
+            column = tiles.column(tile, TILE_COLUMNS)
+            if x_scale_ptr is not None:  # before the products: they arrive under those
                 flat: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
                 row = ME * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, out))
                 if GATHERED:
@@ -103,12 +98,19 @@ def _consume(
                 left_scale = gl.load(scales, mask=left_column < tiles.rows_an_expert, other=0.0)
                 right_mask = left_column + tiles.second_half < tiles.rows_an_expert
                 right_scale = gl.load(scales + tiles.second_half, mask=right_mask, other=0.0)
-                acc = _multiply(ring, tiles.num_pieces, done, GATHERED, ME)
-                left, right = acc.reshape([ROWS, 2, COLUMNS]).permute((0, 2, 1)).split()
+            if FORM == "swiglu":  # noqa: SIM114 (known when this compiles, which `or` is not)
+                left, right = _both_halves(ring, tiles.num_pieces, done, out, GATHERED, ME)
+            elif tiles.has_both_halves(tile, TILE_COLUMNS):
+                left, right = _both_halves(ring, tiles.num_pieces, done, out, GATHERED, ME)
+            else:
+                left = _multiply(ring, tiles.num_pieces, done, GATHERED, 1, ME)
+                left = gl.convert_layout(left, out, assert_trivial=True)
+                right = gl.zeros([ROWS, COLUMNS], gl.float32, out)  # past the last column: not written
+            if x_scale_ptr is not None:
                 left_scale = gl.convert_layout(left_scale, gl.SliceLayout(0, out))
                 right_scale = gl.convert_layout(right_scale, gl.SliceLayout(0, out))
-                left = gl.convert_layout(left, out, assert_trivial=True) * x_scale[:, None] * left_scale[None, :]
-                right = gl.convert_layout(right, out, assert_trivial=True) * x_scale[:, None] * right_scale[None, :]
+                left = left * x_scale[:, None] * left_scale[None, :]
+                right = right * x_scale[:, None] * right_scale[None, :]
             _store(left, right, y_desc, y_tiles, first_row + ME * ROWS, column, FORM, ME)
         else:
             for piece in range(tiles.num_pieces):
@@ -120,17 +122,27 @@ def _consume(
 
 
 @gluon.jit
-def _multiply(ring, num_pieces, done, GATHERED: gl.constexpr, ME: gl.constexpr):
+def _both_halves(ring, num_pieces, done, out: gl.constexpr, GATHERED: gl.constexpr, ME: gl.constexpr):
+    """Sums [ROWS, COLUMNS] of a tile's left and right half."""
+    acc = _multiply(ring, num_pieces, done, GATHERED, 2, ME)
+    left, right = acc.reshape([ROWS, 2, COLUMNS]).permute((0, 2, 1)).split()
+    return gl.convert_layout(left, out, assert_trivial=True), gl.convert_layout(right, out, assert_trivial=True)
+
+
+@gluon.jit
+def _multiply(ring, num_pieces, done, GATHERED: gl.constexpr, HALVES: gl.constexpr, ME: gl.constexpr):
+    """Sums [ROWS, HALVES * COLUMNS] of a tile's pieces."""
     DEPTH: gl.constexpr = 256 // ring.x.dtype.primitive_bitwidth
-    sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 2 * COLUMNS, DEPTH])
-    acc = gl.zeros([ROWS, 2 * COLUMNS], gl.float32, sums)
+    sums: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALVES * COLUMNS, DEPTH])
+    acc = gl.zeros([ROWS, HALVES * COLUMNS], gl.float32, sums)
     for piece in range(num_pieces):
         n = done + piece
         slot = ring.barriers.slot(n)
         ring.barriers.wait_full(n)
         if GATHERED:
             fence_async_shared()  # threads wrote x: makes it visible to the matrix units
-        x, weights = ring.x.index(slot * CONSUMERS + ME), ring.weights.index(slot)
+        x = ring.x.index(slot * CONSUMERS + ME)
+        weights = ring.weights.index(slot) if HALVES == 2 else ring.halves.index(slot * 2)
         acc = warpgroup_mma(x, weights.permute((1, 0)), acc, use_acc=piece > 0, is_async=True)
         acc = warpgroup_mma_wait(1, [acc])  # the piece before has been read
         ring.barriers.release(n + ring.barriers.STAGES - 1, pred=piece > 0)

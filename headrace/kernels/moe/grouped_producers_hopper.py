@@ -55,6 +55,16 @@ class Tiles:
         first_row = gl.load(at + 1, mask=is_tile, other=0)
         return expert, first_row, gl.load(at + 2, mask=is_tile, other=0)
 
+    @gluon.jit
+    def column(self, tile, TILE_COLUMNS: gl.constexpr):
+        """The tile's first column of y."""
+        return tile % self.num_column_tiles * TILE_COLUMNS
+
+    @gluon.jit
+    def has_both_halves(self, tile, TILE_COLUMNS: gl.constexpr):
+        """False if the second half of its sums lies past y's last column."""
+        return self.column(tile, TILE_COLUMNS) + self.second_half < self.rows_an_expert
+
 
 @aggregate
 class OperandRing:
@@ -84,31 +94,34 @@ def make_ring(weight_desc, STAGES: gl.constexpr, GATHERED: gl.constexpr):
 
 
 @gluon.jit
-def _load_weights(tiles, ring, weight_desc, first_weight, piece, done):
+def _load_weights(tiles, ring, weight_desc, first_weight, has_both, piece, done):
     SPAN: gl.constexpr = weight_desc.block_shape[1]
     slot, full = ring.barriers.slot(done), ring.barriers.full_barrier(done)
-    for half in gl.static_range(2):
-        at = [first_weight + half * tiles.second_half, piece * SPAN]
-        tma_load(weight_desc, at, full, ring.halves.index(slot * 2 + half))
+    tma_load(weight_desc, [first_weight, piece * SPAN], full, ring.halves.index(slot * 2))
+    at = [first_weight + tiles.second_half, piece * SPAN]
+    tma_load(weight_desc, at, full, ring.halves.index(slot * 2 + 1), pred=has_both)
 
 
 @gluon.jit
 def produce(tiles, ring, x_desc, weight_desc, TILE_COLUMNS: gl.constexpr):
     """Copies rows of x that lie grouped: one warp issues bulk copies."""
-    W_BYTES: gl.constexpr = 2 * COLUMNS * SPAN_BYTES
+    HALF_BYTES: gl.constexpr = COLUMNS * SPAN_BYTES
     X_BYTES: gl.constexpr = ROWS * SPAN_BYTES
     SPAN: gl.constexpr = weight_desc.block_shape[1]
     done = 0  # pieces, those of earlier tiles included
     expert, first_row, count = tiles.locate(gl.program_id(0))
     for tile in range(gl.program_id(0), tiles.number, gl.num_programs(0)):
         next_expert, next_row, next_count = tiles.locate(tile + gl.num_programs(0))  # asked for a tile ahead
-        first_weight = expert * tiles.rows_an_expert + tile % tiles.num_column_tiles * TILE_COLUMNS
+        first_weight = expert * tiles.rows_an_expert + tiles.column(tile, TILE_COLUMNS)
+        has_both = tiles.has_both_halves(tile, TILE_COLUMNS)
         for piece in range(tiles.num_pieces):
             slot, full = ring.barriers.slot(done), ring.barriers.full_barrier(done)
             ring.barriers.wait_free(done)
-            mbarrier.expect(full, W_BYTES + X_BYTES, count <= ROWS)
-            mbarrier.expect(full, W_BYTES + CONSUMERS * X_BYTES, count > ROWS)
-            _load_weights(tiles, ring, weight_desc, first_weight, piece, done)
+            for halves in gl.static_range(1, 3):
+                for units in gl.static_range(1, CONSUMERS + 1):
+                    is_it = (has_both == (halves == 2)) & ((count > ROWS) == (units == 2))
+                    mbarrier.expect(full, halves * HALF_BYTES + units * X_BYTES, is_it)
+            _load_weights(tiles, ring, weight_desc, first_weight, has_both, piece, done)
             for consumer in gl.static_range(CONSUMERS):
                 at = [first_row + consumer * ROWS, piece * SPAN]
                 target = ring.x.index(slot * CONSUMERS + consumer)
@@ -120,7 +133,7 @@ def produce(tiles, ring, x_desc, weight_desc, TILE_COLUMNS: gl.constexpr):
 @gluon.jit
 def produce_gathered(tiles, ring, x_ptr, stride_x, token_ptr, weight_desc, TILE_COLUMNS: gl.constexpr):
     """Copies tokens' rows of x by a warp group, and zeros into what a unit of rows lacks."""
-    W_BYTES: gl.constexpr = 2 * COLUMNS * SPAN_BYTES
+    HALF_BYTES: gl.constexpr = COLUMNS * SPAN_BYTES
     SPAN: gl.constexpr = weight_desc.block_shape[1]
     copy: gl.constexpr = gl.BlockedLayout([1, SPAN // 8], [4, 8], [GATHERING_WARPS, 1], [1, 0])
     row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, copy))
@@ -129,7 +142,8 @@ def produce_gathered(tiles, ring, x_ptr, stride_x, token_ptr, weight_desc, TILE_
     expert, first_row, count = tiles.locate(gl.program_id(0))
     for tile in range(gl.program_id(0), tiles.number, gl.num_programs(0)):
         next_expert, next_row, next_count = tiles.locate(tile + gl.num_programs(0))
-        first_weight = expert * tiles.rows_an_expert + tile % tiles.num_column_tiles * TILE_COLUMNS
+        first_weight = expert * tiles.rows_an_expert + tiles.column(tile, TILE_COLUMNS)
+        has_both = tiles.has_both_halves(tile, TILE_COLUMNS)
         upper = gl.load(token_ptr + first_row + row, mask=row < count, other=0)
         lower = gl.load(token_ptr + first_row + ROWS + row, mask=row + ROWS < count, other=0)
         # In 32 bits: the producer has few registers.
@@ -138,8 +152,9 @@ def produce_gathered(tiles, ring, x_ptr, stride_x, token_ptr, weight_desc, TILE_
         for piece in range(tiles.num_pieces):
             slot, full = ring.barriers.slot(done), ring.barriers.full_barrier(done)
             ring.barriers.wait_free(done)
-            mbarrier.expect(full, W_BYTES)
-            _load_weights(tiles, ring, weight_desc, first_weight, piece, done)
+            mbarrier.expect(full, 2 * HALF_BYTES, has_both)
+            mbarrier.expect(full, HALF_BYTES, not has_both)
+            _load_weights(tiles, ring, weight_desc, first_weight, has_both, piece, done)
             piece_ptr = x_ptr + piece * SPAN
             async_load(ring.x.index(slot * CONSUMERS), piece_ptr + upper_place, mask=(row < count)[:, None])
             if count > ROWS:
