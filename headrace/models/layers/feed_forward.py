@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch.nn.functional as F
 from torch import Tensor
 
+from headrace.kernels.dense.float32_linear import Float32Linear
 from headrace.kernels.dense.fp8 import stack_rows
 from headrace.kernels.dense.fp8_rows import Fp8Format, Rows, plain_rows
 from headrace.kernels.dense.linear import LinearWeight
@@ -95,7 +95,7 @@ class SoftmaxRouter:
 
 @dataclass(frozen=True)
 class SigmoidRouter:
-    matrix: Tensor  # [E, hidden] float32: scores are compared with each other and with small biases
+    matrix: Float32Linear  # [E, hidden]: scores are compared with each other and with small biases
     bias: Tensor | None  # [E] float32
     routing: SigmoidRouting
 
@@ -103,10 +103,11 @@ class SigmoidRouter:
     def of(cls, config: MoeConfig, matrix: Tensor, bias: Tensor | None, smallest: float = TINY) -> "SigmoidRouter":
         """`smallest`: see `SigmoidRouting`."""
         k, groups, chosen = config.experts_per_token, config.num_groups, config.chosen_groups
-        return cls(matrix, bias, SigmoidRouting(k, config.renormalize, groups, chosen, config.scale, smallest))
+        routing = SigmoidRouting(k, config.renormalize, groups, chosen, config.scale, smallest)
+        return cls(Float32Linear(matrix), bias, routing)
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return moe_route_sigmoid(F.linear(x.float(), self.matrix), self.bias, self.routing)
+        return moe_route_sigmoid(self.matrix(x), self.bias, self.routing)
 
 
 @dataclass(frozen=True)
