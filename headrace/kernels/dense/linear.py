@@ -19,12 +19,15 @@ from headrace.kernels.dense.fp8 import Fp8Matrix, Matrix, quantise_matrix, stack
 from headrace.kernels.dense.fp8_linear import fp8_linear, has_product
 from headrace.kernels.dense.fp8_rows import Fp8Format, Fp8Rows, Rows, plain_rows, quantise_rows
 from headrace.kernels.dense.relu_squared import relu_squared_rows
-from headrace.kernels.dense.small_linear import MOST_ROWS, checked_out, small_linear_triton
+from headrace.kernels.dense.small_linear import MOST_ROWS, MULTIPROCESSORS, checked_out, small_linear_triton
 from headrace.kernels.dense.swiglu import swiglu_rows
 from headrace.kernels.dense.swiglu_linear_hopper import is_faster_on_hopper, swiglu_linear_hopper
 from headrace.kernels.lib.dispatch import is_hopper, runs_triton
+from headrace.kernels.lib.sizes import cdiv
 
 QUANTISED_ROWS = 1 << 14  # at once
+MOST_SPLIT_ROWS = 256
+SPLIT_TILE = 128  # rows and columns of y that a multiprocessor takes
 
 
 class LinearWeight:
@@ -74,11 +77,16 @@ class LinearWeight:
     def parts(self, x: Rows) -> Tensor:
         """y [M, O], or parts [S, M, O] in float32 that sum to it: add_rms_norm and sum_outputs take either."""
         x = self._readable(x)
-        return small_linear_triton(x, self._weight, "parts") if self._has_few(x) else self(x)
+        if self._has_few(x):
+            return small_linear_triton(x, self._weight, "parts")
+        if num_parts := self._num_parts(x):
+            assert isinstance(x, Tensor) and isinstance(self._weight, Tensor)
+            return split_linear(x, self._weight, num_parts)
+        return self(x)
 
     def add_to(self, total: Tensor, x: Rows, alpha: float) -> bool:
         """total [M, O] += alpha * y, rounded once. False, with no change, where adding y later is cheaper."""
-        if self._fp8 is not None or not runs_triton(total) or len(x) <= MOST_ROWS:
+        if self._fp8 is not None or not runs_triton(total) or len(x) <= MOST_ROWS or self._num_parts(x):
             return False
         assert isinstance(self._weight, Tensor)
         total.addmm_(plain_rows(x), self._weight.T, alpha=alpha)  # the library reads `total` under its arithmetic
@@ -114,6 +122,12 @@ class LinearWeight:
             return fp8_linear(x, self._weight)
         return torch.ops.mkldnn._linear_pointwise(x, self._weight, None, "none", [], "")
 
+    def _num_parts(self, x: Rows) -> int:
+        """In how many parts the library computes the product; 0: it had better not be split."""
+        if not isinstance(x, Tensor) or not runs_triton(x) or self._fp8 is not None or self._weight.dtype.itemsize != 2:
+            return 0
+        return num_parts(len(x), self.out_features, self.in_features) if len(x) > MOST_ROWS else 0
+
     def _has_few(self, x: Rows) -> bool:
         if isinstance(x, Fp8Rows):
             return runs_triton(x.values) and 0 < len(x) <= MOST_ROWS
@@ -136,3 +150,22 @@ def read_by(first: LinearWeight, *others: LinearWeight | None) -> Fp8Format | No
 
 def linear_torch(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
     return torch.matmul(x, weight.T, out=out)
+
+
+def num_parts(num_rows: int, num_out: int, num_in: int) -> int:
+    """Parts for `split_linear`: as many as give each multiprocessor a tile, 2 or 4; 0 where splitting does not pay.
+
+    The library splits such products itself, and adds the parts up by a kernel of its own, which costs 5 us of 27. Up to
+    256 rows of W's that are three times as deep as wide the norm behind adds them up in less (docs/gpu-notes.md, 33).
+    """
+    if num_rows > MOST_SPLIT_ROWS or num_in < 3 * num_out or num_in % 64:
+        return 0
+    tiles = cdiv(num_rows, SPLIT_TILE) * cdiv(num_out, SPLIT_TILE)
+    return next((parts for parts in (4, 2) if parts * tiles <= MULTIPROCESSORS), 0)
+
+
+def split_linear(x: Tensor, weight: Tensor, parts: int) -> Tensor:
+    """Parts [parts, M, O] in float32 that sum to x W^T, each of as many columns of W; on a GPU alone."""
+    shape = parts, weight.shape[1] // parts
+    x_SMI, weight_SIO = x.unflatten(1, shape).transpose(0, 1), weight.unflatten(1, shape).permute(1, 2, 0)
+    return torch.bmm(x_SMI, weight_SIO, out_dtype=torch.float32)

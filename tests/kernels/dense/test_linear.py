@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from headrace.kernels.dense.linear import QUANTISED_ROWS, LinearWeight
+from headrace.kernels.dense.linear import QUANTISED_ROWS, LinearWeight, num_parts
 from headrace.kernels.lib.dispatch import is_hopper
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -44,3 +44,21 @@ def test_rows_are_written_where_they_are_wanted(rows: int, dtype: torch.dtype):
     assert torch.all(room[rows] == 7.0)
     with pytest.raises(ValueError, match=r"out \("):
         weight(x.to(dtype), room)
+
+
+@pytest.mark.parametrize(
+    ("rows", "out", "deep", "expected"),
+    [(65, 2048, 8192, 4), (256, 2048, 8192, 4), (256, 2560, 9216, 2), (257, 2048, 8192, 0), (256, 2560, 4096, 0)],
+)
+def test_deep_matrices_are_split_while_multiprocessors_would_idle(rows: int, out: int, deep: int, expected: int):
+    assert num_parts(rows, out, deep) == expected
+
+
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a GPU: torch sums in float32 there alone")
+@pytest.mark.parametrize("rows", [65, 200, 256])
+def test_parts_of_deep_matrices_sum_to_the_product(rows: int):
+    plain = (torch.randn(512, 2048, device=DEVICE) * 2048**-0.5).bfloat16()
+    weight, x = LinearWeight(plain), torch.randn(rows, 2048, device=DEVICE).bfloat16()
+    parts, total = weight.parts(x), torch.zeros(rows, 512, device=DEVICE).bfloat16()
+    assert parts.shape == (4, rows, 512) and parts.dtype == torch.float32 and not weight.add_to(total, x, 1.0)
+    torch.testing.assert_close(parts.sum(0).double(), x.double() @ plain.double().T, atol=1e-5, rtol=1e-5)
