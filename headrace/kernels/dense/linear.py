@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headrace.kernels.dense.fp8 import Fp8Matrix, Matrix, quantise_matrix, stack_rows
+from headrace.kernels.dense.fp8 import Fp8Matrix, Matrix, quantise_matrix, select_rows, stack_rows
 from headrace.kernels.dense.fp8_linear import fp8_linear, has_product
 from headrace.kernels.dense.fp8_rows import Fp8Format, Fp8Rows, Rows, plain_rows, quantise_rows
 from headrace.kernels.dense.relu_squared import relu_squared_rows
@@ -56,6 +56,12 @@ class LinearWeight:
         quantised = stack_rows([quantise_matrix(part) for part in plain.split(QUANTISED_ROWS)])
         assert isinstance(quantised, Fp8Matrix)
         return LinearWeight(quantised) if has_product(quantised) else self
+
+    def of_rows(self, first: int, end: int) -> LinearWeight:
+        """The product with these rows of the matrix alone, which in 16 bits stays where it is."""
+        if isinstance(self._weight, Fp8Matrix):
+            return LinearWeight(select_rows(self._weight, torch.arange(first, end)))
+        return LinearWeight((self._weight.to_dense() if self._is_packed else self._weight)[first:end])
 
     @property
     def reads(self) -> Fp8Format | None:

@@ -8,7 +8,6 @@ transformers 5.23 raises time steps of prompts to `time_step_min`, and leaves th
 on how it was computed; here `time_step_limit` alone bounds them.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -154,7 +153,7 @@ def load_nemotron_h_mtp(weights: WeightSource, config: ModelConfig) -> MtpLayer:
         fc=LinearWeight(weights.take(f"{first}.eh_proj.weight", (hidden, 2 * hidden))),
         chain=BranchChain(
             (
-                MixerBranch(replace(attention, skips_first=True), _load_norm(weights, f"{first}.norm", hidden)),
+                MixerBranch(attention.of_mtp(), _load_norm(weights, f"{first}.norm", hidden)),
                 _load_feed_forward(weights, last, config, has_experts=config.moe is not None),
             ),
             _load_norm(weights, f"{last}.final_layernorm", hidden),

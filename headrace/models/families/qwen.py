@@ -3,7 +3,6 @@
 Norm weights are stored as offsets from one, except the gated norm of the delta net.
 """
 
-from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -127,7 +126,7 @@ def load_qwen_mtp(weights: WeightSource, config: ModelConfig) -> MtpLayer:
     has_experts = config.moe is not None and f"{prefix}.mlp.gate_proj.weight" not in weights.remaining
     index = config.num_attention_layers  # in a block, behind the model's own
     attention = Attention.load(weights, f"{prefix}.self_attn", config.attention, index, hidden, config.norm_eps)
-    mixer = replace(attention, skips_first=True)
+    mixer = attention.of_mtp()
     return MtpLayer(
         embedding_norm=_load_norm(weights, "mtp.pre_fc_norm_embedding", hidden),
         hidden_norm=_load_norm(weights, "mtp.pre_fc_norm_hidden", hidden),

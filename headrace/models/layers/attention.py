@@ -3,7 +3,7 @@
 Legend    T rows, H query heads, J = H + KV heads that get norm and rotation, D head dim
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -43,6 +43,7 @@ class Attention:
     qk_norm_JD: Tensor | None  # float32
     skips_first: bool = False  # decodes alone: nothing was stored at a sequence's position 0
     row_norms: tuple[Tensor, Tensor] | None = None  # [H D] and [KV D], float32
+    kv_proj: LinearWeight | None = None  # keys' and values' rows of in_proj, for `store`
 
     @classmethod
     def load(
@@ -87,6 +88,11 @@ class Attention:
             row_norms=row_norms,
         )
 
+    def of_mtp(self) -> "Attention":
+        """This layer as an MTP layer's: nothing lies at position 0, and entries may be stored alone."""
+        H, KV, D = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
+        return replace(self, skips_first=True, kv_proj=self.in_proj.of_rows(H * D, (H + 2 * KV) * D))
+
     @property
     def reads(self) -> Fp8Format | None:
         return self.in_proj.reads
@@ -121,8 +127,10 @@ class Attention:
         return Product(attended.flatten(1), self.out_proj)
 
     def store(self, x: Rows, context: LayerContext) -> None:
-        """Writes keys and values of all rows to the pool, and computes nothing else."""
-        self._prepare(self.in_proj(x), context)
+        """Writes keys and values of all rows to the pool, and computes nothing else. For a layer `of_mtp`."""
+        assert self.kv_proj is not None and self.row_norms is None
+        norm = None if self.qk_norm_JD is None else self.qk_norm_JD[self.config.num_heads :]
+        self._write(self.kv_proj(x), 0, norm, context)
 
     def _prepare(self, projected: Tensor, context: LayerContext) -> tuple[Tensor, Tensor, Tensor]:
         """Normed and rotated queries [T, H, D], keys and values [T, KV, D]; keys and values are also in the pool."""
@@ -132,15 +140,15 @@ class Attention:
                 rows = projected[:, first : first + len(norm)]
                 rows.copy_(rms_norm(rows, norm, self.norm_eps))
                 first += len(norm)
+        return self._write(projected, self.config.num_heads, self.qk_norm_JD, context)
+
+    def _write(
+        self, projected: Tensor, num_heads: int, norm_JD: Tensor | None, context: LayerContext
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """As `_prepare`, of rows with so many heads of queries before keys and values."""
+        batch, pools = context.batch, context.memory.kv_pools[self.index]
         return prepare_qkv(
-            projected,
-            *context.memory.kv_pools[self.index],
-            context.batch.block_T,
-            context.batch.offset_T,
-            self.config.num_heads,
-            self.qk_norm_JD,
-            self.norm_eps,
-            context.rotary,
+            projected, *pools, batch.block_T, batch.offset_T, num_heads, norm_JD, self.norm_eps, context.rotary
         )
 
     def _gate(self, projected: Tensor) -> Tensor | None:

@@ -12,8 +12,11 @@ from tests.kernels.naive import NAN
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("rotary_dim", [0, 8, 24])
 @pytest.mark.parametrize("has_norm", [False, True])
-def test_prepared_queries_and_keys_equal_norm_rotation_and_store(has_norm: bool, rotary_dim: int, dtype: torch.dtype):
-    T, H, KV, D = 5, 6, 3, 24
+@pytest.mark.parametrize("H", [6, 0])
+def test_prepared_queries_and_keys_equal_norm_rotation_and_store(
+    H: int, has_norm: bool, rotary_dim: int, dtype: torch.dtype
+):
+    T, KV, D = 5, 3, 24
     projected = torch.randn(T, (H + 2 * KV) * D + 7, device=DEVICE).to(dtype)
     norm = torch.rand(H + KV, D, device=DEVICE) if has_norm else None
     rotary = None

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from headrace.kernels.dense.fp8 import quantise_matrix
 from headrace.kernels.dense.linear import QUANTISED_ROWS, LinearWeight, num_parts
 from headrace.kernels.lib.dispatch import is_hopper
 
@@ -44,6 +45,13 @@ def test_rows_are_written_where_they_are_wanted(rows: int, dtype: torch.dtype):
     assert torch.all(room[rows] == 7.0)
     with pytest.raises(ValueError, match=r"out \("):
         weight(x.to(dtype), room)
+
+
+@pytest.mark.parametrize("matrix", [torch.Tensor.float, torch.Tensor.bfloat16, lambda x: quantise_matrix(x.bfloat16())])
+def test_some_rows_of_a_matrix_multiply_alone(matrix):
+    weight = LinearWeight(matrix(torch.randn(64, 64, device=DEVICE)))
+    x = torch.randn(3, 64, device=DEVICE).to(torch.float32 if matrix is torch.Tensor.float else torch.bfloat16)
+    torch.testing.assert_close(weight.of_rows(16, 48)(x), weight(x)[:, 16:48], atol=1e-2, rtol=1e-2)
 
 
 @pytest.mark.parametrize(
