@@ -5,8 +5,8 @@
 
 Weights are random, so what their drafts are worth says nothing. Which of them are right is pinned
 (benchmarks/pinned_drafts.py): with 2 drafts 2.73 tokens a step, with 3 drafts 3.39, the lengths that others publish for
-trained layers ("golden"), and none at all under `auto`. qwen35-4b drafts with an MTP layer of its shape. There is none
-for granite-h-micro: its drafts are made up on the host, at no cost.
+trained layers ("golden"), and none at all under `auto`. Each shape drafts with an MTP layer: granite-h-micro, which has
+none, with one that is put together as Qwen's are, of its own widths and heads.
 
 `check` and `draft` are the device's milliseconds of the pass that checks drafts and of those that make them, launches
 and waits included: what is left is the host's, and not hidden. Pinning takes the device some 20 us a step of that.
@@ -19,7 +19,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import torch
@@ -40,7 +40,8 @@ from headrace.forward.memory import use_device
 from headrace.forward.sequence_input import SequenceInput
 from headrace.kernels.sampling.checked_rows import CheckField
 from headrace.models.config import ModelConfig
-from headrace.models.weights import random_model
+from headrace.models.families.qwen import load_qwen_mtp
+from headrace.models.weights import FAMILIES, random_model
 from headrace.pauses import keep_pauses_short
 from headrace.speculation.config import SpeculationConfig
 from headrace.speculation.draft_count import AutoCount, FixedCount
@@ -48,14 +49,6 @@ from headrace.speculation.draft_count import AutoCount, FixedCount
 ASKED = {1: 2.2, 64: 1.9}  # times plain decoding
 ASKED_OF_AUTO = 0.97
 WARM_UP_STEPS = 48
-HAS_LAYER = ("qwen35-4b",)
-
-
-class MadeUp:
-    """Drafts that cost nothing."""
-
-    def propose(self, tokens: Sequence[int], max_drafts: int) -> list[int]:
-        return [*range(300, 300 + max_drafts)]
 
 
 class Probe:
@@ -211,8 +204,7 @@ class Setup:
 
     def engine(self, num_drafts: int) -> BuiltEngine:
         """An engine that drafts so many tokens, as its model does."""
-        has_layer = self.name in HAS_LAYER and num_drafts > 0
-        drafter = "none" if not num_drafts else "mtp" if has_layer else "ngram"
+        drafter = "mtp" if num_drafts else "none"
         config = EngineConfig(
             device=self.device,
             state_dtype="float32" if self.device == "cpu" else "bfloat16",
@@ -226,9 +218,13 @@ class Setup:
         gc.unfreeze()
         gc.collect()  # the engine before: its probe refers to it in a circle
         began_s = time.perf_counter()
-        model = random_model(self.config, getattr(torch, config.model_dtype), self.device, with_mtp=has_layer)
-        makes_up = num_drafts > 0 and not has_layer
-        built = engine_around(model, config, time.monotonic, new_drafter=(lambda _: MadeUp()) if makes_up else None)
+        family = FAMILIES[self.config.architecture]
+        if family.load_mtp is None:
+            FAMILIES[self.config.architecture] = replace(family, load_mtp=load_qwen_mtp)
+        dtype = getattr(torch, config.model_dtype)
+        built = engine_around(
+            random_model(self.config, dtype, self.device, with_mtp=num_drafts > 0), config, time.monotonic
+        )
         keep_pauses_short()  # as a node does
         print(f"{self.name}, {num_drafts} drafts: ready after {time.perf_counter() - began_s:.1f} s", flush=True)
         return built
