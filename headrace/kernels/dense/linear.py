@@ -6,8 +6,8 @@ Numerics  as F.linear in the weight's dtype; float32 stays float32
 Source    on CPU in float32 oneDNN's blocked layout (what torch.compile uses for frozen weights). Against
           F.linear on weights that are not in cache, two threads of an EPYC: 3.4x at 1 row, 4x at 8 rows,
           1.1x at 2,048 rows. On a GPU few rows go to small_linear.py, many rows of a SwiGLU to
-          swiglu_linear_hopper.py, others to the library. FP8 stays FP8 where fp8_linear.py runs, elsewhere
-          it is dequantised
+          swiglu_linear_hopper.py, others to the library: some with a deep matrix in parts (`num_parts`).
+          FP8 stays FP8 where fp8_linear.py runs, elsewhere it is dequantised
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class LinearWeight:
         return torch.ops.mkldnn._linear_pointwise(x, self._weight, None, "none", [], "")
 
     def _num_parts(self, x: Rows) -> int:
-        """In how many parts the library computes the product; 0: it had better not be split."""
+        """Parts into which `parts` splits the library's product; 0: it does not."""
         if not isinstance(x, Tensor) or not runs_triton(x) or self._fp8 is not None or self._weight.dtype.itemsize != 2:
             return 0
         return num_parts(len(x), self.out_features, self.in_features) if len(x) > MOST_ROWS else 0
@@ -159,10 +159,10 @@ def linear_torch(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor
 
 
 def num_parts(num_rows: int, num_out: int, num_in: int) -> int:
-    """Parts for `split_linear`: as many as give each multiprocessor a tile, 2 or 4; 0 where splitting does not pay.
+    """Parts for `split_linear`: 4 or 2, with a tile for each multiprocessor at most; 0 where splitting does not pay.
 
     The library splits such products itself, and adds the parts up by a kernel of its own, which costs 5 us of 27. Up to
-    256 rows of W's that are three times as deep as wide the norm behind adds them up in less (docs/gpu-notes.md, 33).
+    256 rows, and where W is three times as deep as wide, the norm behind adds them up in less (docs/gpu-notes.md, 36).
     """
     if num_rows > MOST_SPLIT_ROWS or num_in < 3 * num_out or num_in % 64:
         return 0

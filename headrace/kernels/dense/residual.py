@@ -17,7 +17,8 @@ from headrace.kernels.dense.rms_norm import add_rms_norm_rows, rms_norm_rows
 
 
 class Product(NamedTuple):
-    """x W^T [T, D], not computed yet: for many rows the product itself adds to the stream, few rows come in parts."""
+    """x W^T [T, D], not computed yet: for many rows the product itself adds to the stream, few rows, and more of a deep
+    matrix, come in parts."""
 
     x: Rows
     matrix: LinearWeight

@@ -102,7 +102,7 @@ def _draft_starts_kernel(
     K: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_T: tl.constexpr, PLACES: tl.constexpr, NUM_FIELDS: tl.constexpr,
 ):  # fmt: skip
     """One program for all sequences: the count that one reads, another may write."""
-    let_next_start()  # last_vectors.py
+    let_next_start()  # read_last_vectors, which waits for this kernel
     b, t = tl.arange(0, BLOCK_B), tl.arange(0, BLOCK_T)[None, :]
     is_row = b < B
     fields_ptr += b * (NUM_FIELDS + 2 * K)

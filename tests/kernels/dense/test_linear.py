@@ -3,9 +3,11 @@
 import pytest
 import torch
 
-from headrace.kernels.dense.fp8 import quantise_matrix
+from headrace.kernels.dense import linear
+from headrace.kernels.dense.fp8 import BLOCK, Fp8Matrix, quantise_matrix
 from headrace.kernels.dense.linear import QUANTISED_ROWS, LinearWeight, num_parts
 from headrace.kernels.lib.dispatch import is_hopper
+from tests.kernels.dense.fp8_matrices import random_matrix
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ROWS = [0, 1, 63, 65]
@@ -52,6 +54,22 @@ def test_some_rows_of_a_matrix_multiply_alone(matrix):
     weight = LinearWeight(matrix(torch.randn(64, 64, device=DEVICE)))
     x = torch.randn(3, 64, device=DEVICE).to(torch.float32 if matrix is torch.Tensor.float else torch.bfloat16)
     torch.testing.assert_close(weight.of_rows(16, 48)(x), weight(x)[:, 16:48], atol=1e-2, rtol=1e-2)
+
+
+def test_some_rows_of_a_matrix_in_16_bits_stay_where_they_are():
+    plain = torch.randn(64, 64, device=DEVICE).bfloat16()
+    part = LinearWeight(plain).of_rows(16, 48)._weight
+    assert isinstance(part, torch.Tensor) and part.data_ptr() == plain[16:].data_ptr()
+
+
+def test_some_rows_of_a_matrix_in_fp8_blocks_keep_its_blocks(monkeypatch: pytest.MonkeyPatch):
+    """Else their product would want rows in 16 bits, which nothing keeps for it."""
+    monkeypatch.setattr(linear, "has_product", lambda matrix: matrix.row_group == BLOCK)
+    matrix = random_matrix(4 * BLOCK, 4 * BLOCK)
+    whole = LinearWeight(matrix)
+    part = whole.of_rows(BLOCK, 3 * BLOCK)
+    assert isinstance(part._weight, Fp8Matrix) and part.reads == whole.reads
+    assert torch.equal(part._weight.dequantised(), matrix.dequantised()[BLOCK : 3 * BLOCK])
 
 
 @pytest.mark.parametrize(

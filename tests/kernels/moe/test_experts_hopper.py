@@ -107,6 +107,9 @@ def test_it_compiles_for_an_h200_without_spills():
         assert report.stack_bytes == 0 and report.shared_bytes <= SHARED_BYTES_A_BLOCK, (form, gathered, dtype, report)
         wgmma = "m64n256k16.f32.bf16.bf16" if dtype == "bf16" else "m64n256k32.f32.e4m3.e4m3"
         assert f"wgmma.mma_async.sync.aligned.{wgmma}" in report.ptx
+        # Half a tile, where the other half lies past the last column: SwiGLU has both halves everywhere.
+        half = wgmma.replace("n256", "n128")
+        assert (f"wgmma.mma_async.sync.aligned.{half}" in report.ptx) == (form != "swiglu")
         # Gathered rows: 16 bytes a thread, and an arrival of each of the producer's threads, which the barrier counts.
         assert ("cp.async.cg.shared.global" in report.ptx) == gathered
         assert ("cp.async.mbarrier.arrive.noinc" in report.ptx) == gathered
