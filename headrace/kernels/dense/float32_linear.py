@@ -23,7 +23,7 @@ MOST_PARTS = 3  # of 8 bits each, which hold the 24 of a float32
 class Float32Linear:
     def __init__(self, weight: Tensor):
         self._weight = weight
-        self._parts = torch.cat(bfloat16_parts(weight)) if weight.is_cuda else None  # [P * O, I]
+        self._parts = torch.cat(bfloat16_parts(weight)) if runs_triton(weight) else None  # [P * O, I]
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._parts is None or x.dtype != torch.bfloat16 or not runs_triton(x):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from headrace.kernels.dense import float32_linear
 from headrace.kernels.dense.float32_linear import Float32Linear, bfloat16_parts
 from tests.kernels.dense.rows import DEVICE, slice_of_projection
 
@@ -18,6 +19,19 @@ def test_sums_are_as_good_as_those_of_float32(rows: int, is_stored_in_16_bits: b
     assert y.dtype == torch.float32 and y.shape == (rows, 48)
     # Sums of 1,024 products of about one: 2^-24 of them each, and no more than the root of their number.
     torch.testing.assert_close(y.double(), expected, atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("is_stored_in_16_bits", [False, True])
+@pytest.mark.parametrize("rows", [1, 5, 64])
+def test_few_rows_are_multiplied_with_the_parts(rows: int, is_stored_in_16_bits: bool, monkeypatch: pytest.MonkeyPatch):
+    """In the interpreter, too."""
+    monkeypatch.setattr(float32_linear, "runs_triton", lambda x: True)
+    weight = torch.randn(24, 256, device=DEVICE)
+    weight = weight.bfloat16().float() if is_stored_in_16_bits else weight
+    x = slice_of_projection(rows, 256, torch.bfloat16, behind=8)
+    y = Float32Linear(weight)(x)
+    assert y.dtype == torch.float32
+    torch.testing.assert_close(y.double(), x.double() @ weight.double().T, atol=1e-4, rtol=0)
 
 
 def test_rows_of_other_types_are_widened():
