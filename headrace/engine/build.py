@@ -32,6 +32,7 @@ from headrace.engine.warm_up import warm_up
 from headrace.forward.memory import CacheMemory, use_device
 from headrace.grammar import Grammars
 from headrace.kernels.lib.dispatch import set_hopper_kernels
+from headrace.kernels.lib.sizes import cdiv
 from headrace.models.config import NoMtpLayer
 from headrace.models.flops import attention_parity_position
 from headrace.models.model import HybridModel
@@ -79,6 +80,7 @@ def engine_around(
     speculation = config.speculation
     drafts = speculation.is_on or new_drafter is not None
     max_drafts = _most_drafts(model, config) if drafts else 0
+    by_layer = new_drafter is None and speculation.drafter == MTP
     layout = model.cache_layout(config.block_size, config.state_dtype)
     longest = config.max_model_tokens or model.config.max_position
     sizes = PoolSizes.fit(
@@ -86,7 +88,7 @@ def engine_around(
         config,
         free_bytes=measure_free_bytes(torch.device(config.device)),
         max_model_tokens=longest,
-        slots_for_drafts=min(max_drafts, 1) if model.has_tails else max_drafts,
+        most_draft_slots=_most_draft_slots(config.max_running, max_drafts, model.has_tails, by_layer),
         tail_row_bytes=model.tail_row_bytes(tail_places(config.block_size)),
     )
     memory = CacheMemory(
@@ -125,7 +127,6 @@ def engine_around(
         most_step_drafts = config.max_step_drafts
         if not model.has_tails:
             most_step_drafts = min(most_step_drafts, sizes.num_draft_slots)
-        by_layer = new_drafter is None and speculation.drafter == MTP
         drafting = Drafting(
             MtpDrafts(runner, cache) if by_layer else new_drafter or drafter_factory(speculation),
             draft_count(speculation, most_step_drafts),
@@ -169,6 +170,18 @@ def _most_drafts(model: HybridModel, config: EngineConfig) -> int:
     if most < 1:
         raise ConfigError(f"block_size {config.block_size}: drafts need blocks of 2 tokens or more; use 16")
     return most
+
+
+def _most_draft_slots(max_running: int, max_drafts: int, has_tails: bool, by_layer: bool) -> int:
+    """Slots for states that rest on drafts. With tails a step writes one such state a request at most.
+
+    With a layer the next check is launched before it is known how far the one before comes: each takes a slot wherever
+    a state may be written, together of 7 in 8 requests with 3 drafts and states every 16 tokens. Half as many again as
+    requests leave room for more of them at once; where slots are short, the host waits for the first check.
+    """
+    if not has_tails:
+        return max_running * max_drafts
+    return 0 if not max_drafts else cdiv(3 * max_running, 2) if by_layer else max_running
 
 
 def _packed_pool(memory: CacheMemory, sizes: PoolSizes) -> PackedPool | None:

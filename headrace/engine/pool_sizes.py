@@ -40,30 +40,30 @@ class PoolSizes:
         *,
         free_bytes: int,
         max_model_tokens: int,
-        slots_for_drafts: int = 0,
+        most_draft_slots: int = 0,
         tail_row_bytes: int = 0,
     ) -> PoolSizes:
         """Raises ConfigError when the budget cannot hold a single request.
 
-        slots_for_drafts   of a request in a step, for states that rest on its drafts
+        most_draft_slots   that states need which rest on drafts, if there is room
         tail_row_bytes     of one row in the rings of all layers, which come out of `free_bytes`, not of `cache_bytes`;
                            0: the model keeps no tails
         """
-        sizes = cls._within(config.cache_bytes or free_bytes, layout, config, max_model_tokens, slots_for_drafts)
+        sizes = cls._within(config.cache_bytes or free_bytes, layout, config, max_model_tokens, most_draft_slots)
         if not tail_row_bytes:
             return sizes
         # A sequence with a tail has a state: memory that holds few of these needs few rows.
         num_rows = min(config.max_running + config.max_running // SPARE_TAILS, sizes.num_states)
         if config.cache_bytes is None:
             left_bytes = max(1, free_bytes - num_rows * tail_row_bytes)
-            sizes = cls._within(left_bytes, layout, config, max_model_tokens, slots_for_drafts)
+            sizes = cls._within(left_bytes, layout, config, max_model_tokens, most_draft_slots)
         return replace(sizes, num_tail_rows=min(max(num_rows, WARM_UP_ROWS), sizes.num_states))
 
     @classmethod
     def _within(
-        cls, budget: int, layout: CacheLayout, config: EngineConfig, max_model_tokens: int, slots_for_drafts: int
+        cls, budget: int, layout: CacheLayout, config: EngineConfig, max_model_tokens: int, most_draft_slots: int
     ) -> PoolSizes:
-        split = _Split.of(layout, config, budget, max_model_tokens, slots_for_drafts)
+        split = _Split.of(layout, config, budget, max_model_tokens, most_draft_slots)
         num_blocks = split.block_bytes // layout.block_bytes
         num_states = split.running_bytes // layout.state_bytes
         # One running state, one checkpoint, one to write next; blocks for a warm-up's shortest prompt and its answer.
@@ -72,8 +72,8 @@ class PoolSizes:
                 f"cache_bytes {split.budget} holds {num_blocks} blocks of {layout.block_bytes} bytes and {num_states} "
                 f"states of {layout.state_bytes}: raise cache_bytes or move state_share {split.state_share:.2f}"
             )
-        num_draft_slots = min(config.max_running * slots_for_drafts, int(num_states * DRAFT_SHARE))
-        if slots_for_drafts and not num_draft_slots:
+        num_draft_slots = min(most_draft_slots, int(num_states * DRAFT_SHARE))
+        if most_draft_slots and not num_draft_slots:
             raise ConfigError(
                 f"cache_bytes {split.budget} holds {num_states} states, and drafts get {DRAFT_SHARE:.0%} of them, "
                 "which is none: raise cache_bytes or state_share, or set speculation.drafter: none"
@@ -110,7 +110,7 @@ class _Split:
 
     @classmethod
     def of(
-        cls, layout: CacheLayout, config: EngineConfig, budget: int, max_model_tokens: int, slots_for_drafts: int
+        cls, layout: CacheLayout, config: EngineConfig, budget: int, max_model_tokens: int, most_draft_slots: int
     ) -> _Split:
         if config.checkpoint_dtype is None:
             state_bytes = int(budget * (config.state_share or state_share(layout, max_model_tokens)))
@@ -122,7 +122,7 @@ class _Split:
                 f"bytes, and a state {layout.state_bytes}; leave it out"
             )
         num_running = config.max_running + config.max_running // SPARE_RUNNING + EMISSION_SLOTS
-        running_bytes = (num_running + config.max_running * slots_for_drafts) * layout.state_bytes
+        running_bytes = (num_running + most_draft_slots) * layout.state_bytes
         if config.state_share is not None:
             state_bytes = int(budget * config.state_share)
             return cls(budget, state_bytes, min(running_bytes, state_bytes // 2))

@@ -236,7 +236,7 @@ def test_pools_that_hold_no_request_are_a_config_error(tiny_checkpoint) -> None:
     three_slots = EngineConfig(cache_bytes=1 << 30, state_share=3.5 * layout.state_bytes / (1 << 30))
     assert PoolSizes.fit(layout, three_slots, free_bytes=0, max_model_tokens=100).num_slots == 3
     with pytest.raises(ConfigError, match="holds 3 states, and drafts get 25% of them, which is none"):
-        PoolSizes.fit(layout, three_slots, free_bytes=0, max_model_tokens=100, slots_for_drafts=1)
+        PoolSizes.fit(layout, three_slots, free_bytes=0, max_model_tokens=100, most_draft_slots=8)
     sizes = PoolSizes.fit(layout, EngineConfig(state_share=0.25), free_bytes=8 << 20, max_model_tokens=100)
     assert sizes.num_slots * layout.state_bytes <= 2 << 20
     assert sizes.num_blocks * layout.block_bytes <= 6 << 20
