@@ -101,7 +101,7 @@ class ModelRunner:
         sizes = sizes_up_to(max_rows, (*PREFILL_ROWS, LONGEST_PASS_ROWS))
         inputs = PrefillInputs(self.memory, sizes[-1], max_tokens)
         capture = capture or CudaCapture("prefill", len(sizes))
-        self._graphs.prefills = CapturedPasses(self._prefill, inputs, sizes, capture)
+        self._graphs.prefills = CapturedPasses(self._logit_rows, inputs, sizes, capture)
 
     @torch.inference_mode()
     def capture_mixes(self, capture: Capture | None = None) -> None:
@@ -204,13 +204,13 @@ class ModelRunner:
         most_rows = max(BATCH_SIZES[-1] + MOST_SEQUENCES, MOST_CHECKED_ROWS)
         return torch.empty(most_rows, self.model.config.vocab_size, dtype=self.model.dtype, device=self.memory.device)
 
-    def _prefill(self, batch: ForwardBatch) -> Tensor:
+    def _logit_rows(self, batch: ForwardBatch) -> Tensor:
         """A forward pass to capture: `Logits.rows` in their shared place."""
         return self.model.forward(batch, self.memory, self._replayed_logits).rows
 
     def _decode(self, batch: ForwardBatch) -> Tensor:
         """A forward pass to capture, with greedy draws: the best token of row i is draw i."""
-        logits = self._prefill(batch)
+        logits = self._logit_rows(batch)
         argmax(logits, self._drawn[: len(logits)])
         return logits
 

@@ -7,7 +7,7 @@
 
 Shapes    positions and ends [B] int64, table [B, M] int32, contiguous in its rows. Returned: positions, blocks and
           offsets [B] int64, contexts [B] int32
-Contract  ends are within the table
+Contract  ends are within the table. An ordinary launch, the first of its graph
 """
 
 from __future__ import annotations

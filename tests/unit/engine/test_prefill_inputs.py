@@ -24,7 +24,7 @@ class Node:
         self.runner, self.memory = runner, runner.memory
         self.memory.kv_pools[0][0][self.memory.scratch_block :] = float("nan")
         inputs = PrefillInputs(self.memory, SIZE, BLOCKS_EACH * 16)
-        passes = CapturedPasses(runner._prefill, inputs, (SIZE,), in_triton)
+        passes = CapturedPasses(runner._logit_rows, inputs, (SIZE,), in_triton)
         self.graphs = StepGraphs(self.memory.layout.block_size, prefills=passes)
 
     def replay(self, steps: list[SequenceInput]) -> Tensor:

@@ -152,7 +152,9 @@ def test_a_state_moved_through_bytes_continues_in_other_memory(family, prompt):
 
 
 def test_no_steps_give_no_logits(family):
-    assert family.runner().forward([]).in_float32().shape == (0, family.model.config.vocab_size)
+    logits = family.runner().forward([])
+    assert logits.rows.dtype == family.model.dtype
+    assert logits.in_float32().shape == (0, family.model.config.vocab_size)
 
 
 def test_steps_without_logits_give_none(family, prompt):
