@@ -218,13 +218,9 @@ class Setup:
         gc.unfreeze()
         gc.collect()  # the engine before: its probe refers to it in a circle
         began_s = time.perf_counter()
-        family = FAMILIES[self.config.architecture]
-        if family.load_mtp is None:
-            FAMILIES[self.config.architecture] = replace(family, load_mtp=load_qwen_mtp)
         dtype = getattr(torch, config.model_dtype)
-        built = engine_around(
-            random_model(self.config, dtype, self.device, with_mtp=num_drafts > 0), config, time.monotonic
-        )
+        model = random_model(self.config, dtype, self.device, with_mtp=num_drafts > 0)
+        built = engine_around(model, config, time.monotonic)
         keep_pauses_short()  # as a node does
         print(f"{self.name}, {num_drafts} drafts: ready after {time.perf_counter() - began_s:.1f} s", flush=True)
         return built
@@ -296,4 +292,7 @@ def main(
     use_device(device)
     for name in shape:
         config = shrunk(SHAPES[name]) if shrink else SHAPES[name]
+        family = FAMILIES[config.architecture]
+        if family.load_mtp is None:  # in this process alone
+            FAMILIES[config.architecture] = replace(family, load_mtp=load_qwen_mtp)
         compare(Setup(name, config, device, batch, context, steps, cache_gib), drafts)

@@ -179,9 +179,11 @@ def _most_draft_slots(max_running: int, max_drafts: int, has_tails: bool, by_lay
     a state may be written, together of 7 in 8 requests with 3 drafts and states every 16 tokens. Half as many again as
     requests leave room for more of them at once; where slots are short, the host waits for the first check.
     """
+    if not max_drafts:
+        return 0
     if not has_tails:
         return max_running * max_drafts
-    return 0 if not max_drafts else cdiv(3 * max_running, 2) if by_layer else max_running
+    return cdiv(3 * max_running, 2) if by_layer else max_running
 
 
 def _packed_pool(memory: CacheMemory, sizes: PoolSizes) -> PackedPool | None:

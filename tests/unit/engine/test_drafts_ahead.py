@@ -244,6 +244,13 @@ def test_where_slots_for_drafts_are_short_a_check_is_waited_for(trained: Path, n
     assert any(is_behind) and not all(is_behind)
 
 
+@pytest.mark.parametrize(("max_running", "slots"), [(1, 2), (4, 6)])
+def test_two_checks_in_flight_have_slots_of_their_own(max_running: int, slots: int, trained: Path) -> None:
+    """Without the second slot, a sequence alone would wait for its own check at each state that it writes."""
+    built = small_engine(trained, speculation=MTP_DRAFTS, cache_bytes=ROOMY, max_running=max_running)
+    assert built.engine.cache.draft_slots.total == slots
+
+
 @pytest.mark.parametrize("after_writing", [False, True])
 def test_a_check_behind_another_one_that_finds_too_little_memory_costs_one_request(
     after_writing: bool, trained: Path, num_behind
