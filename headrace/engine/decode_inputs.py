@@ -1,10 +1,11 @@
-"""Inputs of a captured decode: tensors at fixed addresses, filled for each step by one copy.
+"""Inputs of a captured decode: tensors at fixed addresses, filled for each step by one kernel.
 
 Legend    B rows, n of them sequences and the others padding; M blocks a row at most; m of the longest sequence
 """
 
 from collections.abc import Sequence
 from enum import IntEnum
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +20,8 @@ from headrace.kernels.attention.paged_attention import PagedDecode
 from headrace.kernels.lib.segments import StateSource
 from headrace.kernels.lib.sizes import cdiv
 from headrace.kernels.lib.tails import TailField, Tails
+from headrace.kernels.lib.unpack import unpack
+from headrace.kernels.lib.upload import PinnedBuffers
 from headrace.kernels.sampling.future_tokens import resolve_future_tokens
 
 PAD_SLOT = -1  # as a slot: read as zeros, written nowhere
@@ -52,11 +55,14 @@ class DecodeInputs:
         self._padding = np.zeros(len(DecodeField), dtype=np.int32)
         self._padding[[DecodeField.FUTURE, DecodeField.SRC, DecodeField.DST]] = PAD_SLOT
         self._padding[DecodeField.BLOCK] = memory.scratch_block
-        self._fields = torch.from_numpy(self._padding)[:, None].repeat(1, self._max_rows).to(memory.device)
         self._tail_places = memory.tail_places
-        self._tails = torch.tensor(PAD_TAIL, dtype=torch.int32).repeat(self._max_rows, 1).to(memory.device)
-        self._table = torch.zeros(self._max_rows, self.max_blocks, dtype=torch.int32, device=memory.device)
+        new = partial(torch.zeros, dtype=torch.int32, device=memory.device)
+        self._fields = new(len(DecodeField), self._max_rows)
+        self._tails = new(self._max_rows, len(TailField))
+        self._table = new(self._max_rows, self.max_blocks)
         self._host_table = HostTable(self._max_rows, self.max_blocks)
+        self._buffers = PinnedBuffers(memory.device, torch.int32)
+        self.load((), self._max_rows)  # captures run on padding, and this compiles the kernel of `load`
 
     def num_rows(self, inputs: Sequence[SequenceInput]) -> int:
         return len(inputs)
@@ -70,26 +76,23 @@ class DecodeInputs:
     def load(self, inputs: Sequence[SequenceInput], num_rows: int) -> None:
         """Rows of these steps, one token each, and padding up to `num_rows`. Waits for nothing."""
         n, starts = len(inputs), [entry.start for entry in inputs]
-        width = max(starts) // self._block_size + 1
+        width = max(starts, default=-1) // self._block_size + 1
         end_fields, end_tails = len(DecodeField) * num_rows, (len(DecodeField) + len(TailField)) * num_rows
-        packed = torch.empty(end_tails + n * width, dtype=torch.int32, pin_memory=self._table.is_cuda)
-        numbers = packed.numpy()
-        fields, tails = numbers[:end_fields].reshape(-1, num_rows), numbers[end_fields:end_tails].reshape(num_rows, -1)
-        table = numbers[end_tails:].reshape(n, width)
-        table[:] = self._host_table.rows(inputs, width)
-        self._fill(fields[:, :n], inputs, np.array(starts, dtype=np.int32), table)
-        fields[:, n:] = self._padding[:, None]
-        tails[:n] = tail_fields(inputs, self._tail_places)
-        tails[n:] = PAD_TAIL
-        fields[DecodeField.SRC, :n] = tails[:n, TailField.SRC]
-        arrived = packed.to(self._table.device, non_blocking=True)
-        self._fields[:, :num_rows].copy_(arrived[:end_fields].view(-1, num_rows))
-        self._tails[:num_rows].copy_(arrived[end_fields:end_tails].view(num_rows, -1))
-        self._table[:n, :width].copy_(arrived[end_tails:].view(n, width))
+        with self._buffers.next(end_tails + n * width) as packed:
+            numbers = packed.numpy()
+            fields, tails = numbers[:end_fields].reshape(-1, num_rows), numbers[end_fields:end_tails]
+            tails, table = tails.reshape(num_rows, -1), numbers[end_tails:].reshape(n, width)
+            table[:] = self._host_table.rows(inputs, width)
+            self._fill(fields[:, :n], inputs, np.array(starts, dtype=np.int32), table)
+            fields[:, n:] = self._padding[:, None]
+            tails[:n] = tail_fields(inputs, self._tail_places)
+            tails[n:] = PAD_TAIL
+            fields[DecodeField.SRC, :n] = tails[:n, TailField.SRC]
+            unpack(packed, self._fields[:, :num_rows], self._tails[:num_rows], self._table[:n, :width])
 
     def batch(self, num_rows: int) -> ForwardBatch:
         """The loaded step as a batch. Captured with the model's forward pass, so made once for each size."""
-        fields = self._fields.long()
+        fields = resolve_future_tokens(self._fields, self._drawn, token=DecodeField.TOKEN, source=DecodeField.FUTURE)
         row = [fields[field, :num_rows] for field in DecodeField]
         contexts = PagedContexts(self._fields[DecodeField.CONTEXT, :num_rows], self._table[:num_rows])
         group = DecodeGroup(
@@ -102,7 +105,7 @@ class DecodeInputs:
             num_decodes=num_rows,
             decode=DecodeRows((group,), PagedDecode(num_rows, contexts)),
             prefill=None,
-            tokens_T=resolve_future_tokens(row[DecodeField.TOKEN], row[DecodeField.FUTURE], self._drawn),
+            tokens_T=row[DecodeField.TOKEN],
             positions_T=row[DecodeField.POSITION],
             block_T=row[DecodeField.BLOCK],
             offset_T=row[DecodeField.OFFSET],

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.engine.decode_inputs import PAD_SLOT, HostTable, round_up
+from headrace.engine.decode_inputs import PAD_SLOT, HasBlocks, HostTable, round_up
 from headrace.engine.drafts_ahead import CheckedSequence, CheckedStarts, DraftsAhead
 from headrace.engine.graphs import Capture, Captured
 from headrace.forward.forward_batch import DecodeRows, ForwardBatch
@@ -19,7 +19,8 @@ from headrace.forward.sequence_input import SequenceInput
 from headrace.kernels.attention.decode import PagedContexts
 from headrace.kernels.attention.paged_attention import PagedDecode
 from headrace.kernels.lib.sizes import cdiv
-from headrace.kernels.lib.upload import upload_values
+from headrace.kernels.lib.unpack import unpack
+from headrace.kernels.lib.upload import PinnedBuffers, upload_values
 from headrace.kernels.sampling.argmax import argmax
 from headrace.kernels.sampling.checked_rows import CheckSources
 from headrace.kernels.sampling.draft_rows import next_draft_rows
@@ -108,6 +109,8 @@ class CapturedDrafts:
         self._hidden = torch.zeros(most, model.config.hidden_size, dtype=model.dtype, device=device)
         self._table = torch.zeros(most, self._max_blocks, dtype=torch.int32, device=device)
         self._host_table = HostTable(most, self._max_blocks)
+        self._buffers = PinnedBuffers(device, torch.int64)
+        self._load((), most)  # captures run on padding, and this compiles the kernels of `_load` and `draft_ahead`
         self._passes: dict[int, Captured] = {}
         self._beginnings: dict[int, Captured] = {}
         for size in reversed(self.sizes):  # the largest first, as in `CapturedPasses`
@@ -144,13 +147,7 @@ class CapturedDrafts:
         n, size = len(starts), next(size for size in self.sizes if size >= len(starts))
         rows = self._checked.packed(starts, size, num_passes)
         width = max(cdiv(start.num_tokens(num_passes), self._block_size) for start in starts)
-        packed = torch.empty(rows.size + n * width, dtype=torch.int64, pin_memory=self._rows.is_cuda)
-        parts = packed.numpy()
-        parts[: rows.size] = rows.reshape(-1)
-        parts[rows.size :] = self._host_table.rows(starts, width).reshape(-1)
-        arrived = packed.to(self._rows.device, non_blocking=True)
-        self._checked.load(arrived[: rows.size].view(rows.shape))
-        self._table[:n, :width].copy_(arrived[rows.size :].view(n, width))
+        self._unpack(rows, starts, width, self._checked.fields(size))
         self._beginnings[size].replay()
         return DraftsAhead(self._run(size, n, num_passes), starts)
 
@@ -174,20 +171,23 @@ class CapturedDrafts:
         return DraftStarts(*self._rows[:, :size])
 
     def _load(self, starts: Sequence[DraftStart], size: int) -> None:
-        n, device = len(starts), self._memory.device
+        n = len(starts)
         ends = [start.position + start.num_drafts for start in starts]
-        width = cdiv(max(ends), self._block_size)
+        width = cdiv(max(ends, default=0), self._block_size)
         rows = np.zeros((4, size), np.int64)
         rows[:, :n] = [[s.token for s in starts], [s.position for s in starts], ends, [s.vector for s in starts]]
         rows[3, n:] = PAD_SLOT
-        packed = torch.empty(4 * size + n * width, dtype=torch.int64, pin_memory=device.type == "cuda")
-        parts = packed.numpy()
-        parts[: 4 * size] = rows.reshape(-1)
-        parts[4 * size :] = self._host_table.rows(starts, width).reshape(-1)
-        arrived = packed.to(device, non_blocking=True)
-        self._rows[:, :size].copy_(arrived[: 4 * size].view(4, size))
-        self._table[:n, :width].copy_(arrived[4 * size :].view(n, width))
+        self._unpack(rows, starts, width, self._rows[:, :size])
         self._model.last_hidden(self._memory, self._starts(size).vectors, self._hidden[:size])
+
+    def _unpack(self, rows: np.ndarray, starts: Sequence[HasBlocks], width: int, destination: Tensor) -> None:
+        """Loads `rows` to `destination`, and the first `width` block ids of each start to the table."""
+        n = len(starts)
+        with self._buffers.next(rows.size + n * width) as packed:
+            numbers = packed.numpy()
+            numbers[: rows.size] = rows.reshape(-1)
+            numbers[rows.size :] = self._host_table.rows(starts, width).reshape(-1)
+            unpack(packed, destination, self._table[:n, :width])
 
     def _pass(self, size: int) -> Tensor:
         """One draft of each row; returns the logits."""

@@ -102,7 +102,7 @@ class FutureDrafts(Sequence[int]):
 
 
 class CheckedStarts:
-    """Inputs of the captured pass that finds where drafts begin: tensors at fixed addresses, filled by one copy.
+    """Inputs of the captured pass that finds where drafts begin: tensors at fixed addresses, filled by one kernel.
 
     A sequence may have had no drafts, or stand behind the check before, whose right drafts were counted here, too.
     """
@@ -119,7 +119,7 @@ class CheckedStarts:
         self._fields = torch.from_numpy(padding).to(memory.device).repeat(most, 1)
 
     def packed(self, starts: Sequence[CheckedSequence], size: int, num_passes: int) -> np.ndarray:
-        """[size, F], for `load`."""
+        """[size, F], for `fields`."""
         N, K = len(StartField), self._sources.drafted.shape[1]
         rows = np.tile(self._padding, (size, 1))
         for row, start in zip(rows, starts, strict=False):
@@ -135,8 +135,9 @@ class CheckedStarts:
                 row[N + K : N + K + num_drafts] = range(first, first + num_drafts)
         return rows
 
-    def load(self, packed: Tensor) -> None:
-        self._fields[: len(packed)].copy_(packed)
+    def fields(self, size: int) -> Tensor:
+        """The inputs of so many sequences, [size, F]: what is `packed` goes there."""
+        return self._fields[:size]
 
     def find(self, starts: DraftStarts) -> None:
         """Writes to `starts` where the drafts of the first loaded sequences begin, as many as it has rows.

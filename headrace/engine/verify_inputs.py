@@ -1,4 +1,4 @@
-"""Inputs of a captured pass that verifies drafts: tensors at fixed addresses, filled for each step by one copy.
+"""Inputs of a captured pass that verifies drafts: tensors at fixed addresses, filled for each step by one kernel.
 
 Every sequence has T rows: its newest token, its drafts, and padding, which sees nothing and writes to the scratch block
 alone. The kernels of decodes run on them: a sequence's context and state are read once for all its rows. Where layers
@@ -10,6 +10,7 @@ Legend    B sequences, n of them real and the others padding; T rows of each; M 
 
 from collections.abc import Sequence
 from enum import IntEnum
+from functools import partial
 
 import numpy as np
 import torch
@@ -23,6 +24,8 @@ from headrace.kernels.attention.paged_attention import PagedDecode
 from headrace.kernels.lib.segments import StateSource
 from headrace.kernels.lib.sizes import cdiv
 from headrace.kernels.lib.tails import TailField, Tails
+from headrace.kernels.lib.unpack import unpack
+from headrace.kernels.lib.upload import PinnedBuffers
 from headrace.kernels.sampling.checked_rows import CheckField, CheckSources, place_checked_rows
 
 PADDING = np.full(len(CheckField), PAD_SLOT, dtype=np.int32)
@@ -50,12 +53,13 @@ class VerifyInputs:
         # Multiples of sixteen, as in `DecodeInputs`.
         self._max_sequences = round_up(max_sequences, 16)
         self._max_blocks = round_up(cdiv(max_tokens, self._block_size), 16)
-        device = memory.device
-        self._rows = torch.zeros(len(RowField), self._max_sequences * rows_each, dtype=torch.int32, device=device)
-        self._rows[RowField.DST] = self._rows[RowField.FUTURE] = PAD_SLOT
-        self._fields = torch.from_numpy(PADDING).repeat(self._max_sequences, 1).to(device)
-        self._table = torch.zeros(self._max_sequences, self._max_blocks, dtype=torch.int32, device=device)
+        new = partial(torch.zeros, dtype=torch.int32, device=memory.device)
+        self._rows = new(len(RowField), self._max_sequences * rows_each)
+        self._fields = new(self._max_sequences, len(CheckField))
+        self._table = new(self._max_sequences, self._max_blocks)
         self._host_table = HostTable(self._max_sequences, self._max_blocks)
+        self._buffers = PinnedBuffers(memory.device, torch.int32)
+        self.load((), self._max_sequences * rows_each)  # as in `DecodeInputs`
 
     def num_rows(self, inputs: Sequence[SequenceInput]) -> int:
         return len(inputs) * self._rows_each
@@ -72,20 +76,17 @@ class VerifyInputs:
     def load(self, inputs: Sequence[SequenceInput], num_rows: int) -> None:
         """Rows of these steps, and padding up to `num_rows`. Waits for nothing."""
         n, B = len(inputs), num_rows // self._rows_each
-        width = max(cdiv(entry.end_at_most, self._block_size) for entry in inputs)
+        width = max((cdiv(entry.end_at_most, self._block_size) for entry in inputs), default=0)
         end_rows = len(RowField) * num_rows
         end_fields = end_rows + len(CheckField) * B
-        packed = torch.empty(end_fields + n * width, dtype=torch.int32, pin_memory=self._rows.is_cuda)
-        rows, fields, blocks = np.split(packed.numpy(), (end_rows, end_fields))
-        self._fill_rows(rows.reshape(len(RowField), B, self._rows_each), inputs)
-        fields = fields.reshape(B, -1)
-        fields[:n] = self._check_fields(inputs)
-        fields[n:] = PADDING
-        blocks[:] = self._host_table.rows(inputs, width).reshape(-1)
-        arrived = packed.to(self._rows.device, non_blocking=True)
-        self._rows[:, :num_rows].copy_(arrived[:end_rows].view(-1, num_rows))
-        self._fields[:B].copy_(arrived[end_rows:end_fields].view(B, -1))
-        self._table[:n, :width].copy_(arrived[end_fields:].view(n, width))
+        with self._buffers.next(end_fields + n * width) as packed:
+            rows, fields, blocks = np.split(packed.numpy(), (end_rows, end_fields))
+            self._fill_rows(rows.reshape(len(RowField), B, self._rows_each), inputs)
+            fields = fields.reshape(B, -1)
+            fields[:n] = self._check_fields(inputs)
+            fields[n:] = PADDING
+            blocks[:] = self._host_table.rows(inputs, width).reshape(-1)
+            unpack(packed, self._rows[:, :num_rows], self._fields[:B], self._table[:n, :width])
 
     def _check_fields(self, inputs: Sequence[SequenceInput]) -> np.ndarray:
         """int32 [n, a `CheckField` each]."""
@@ -110,7 +111,7 @@ class VerifyInputs:
     def _fill_rows(self, rows_FBT: np.ndarray, inputs: Sequence[SequenceInput]) -> None:
         n, T = len(inputs), self._rows_each
         numbers = [(len(entry.tokens), entry.num_logits, _or_pad(entry.future_drafts)) for entry in inputs]
-        lengths, num_logits, future_rows = np.array(numbers).T
+        lengths, num_logits, future_rows = np.array(numbers, dtype=np.int64).reshape(n, 3).T
         place = np.arange(T)
         is_real = place < lengths[:, None]
         is_future = is_real & (place > 0) & (future_rows >= 0)[:, None]

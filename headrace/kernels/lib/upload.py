@@ -3,15 +3,17 @@
 Contract  on CUDA no copy blocks the host: torch's allocator keeps the pinned memory until the copy has been made
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.kernels.lib.sizes import cdiv
+from headrace.kernels.lib.sizes import cdiv, next_power_of_2
 
+NUM_BUFFERS = 4  # the host is two steps ahead of the device at most, and waits for no buffer
 ALIGNED_BYTES = 16
 """Alignment of every uploaded list: Triton compiles another kernel for pointers that are no multiple of this."""
 
@@ -31,6 +33,35 @@ def upload_lists(
     buffer = upload_values(list(chain.from_iterable(padded)), device, dtype)
     parts = buffer.split([len(values) for values in padded])
     return tuple(part[: len(values)] for part, values in zip(parts, lists, strict=True))
+
+
+class PinnedBuffers:
+    """Pinned memory that kernels read where it lies: no copy to the device goes before them. On a CPU plain memory.
+
+    with buffers.next(count) as packed:
+        ...  # fill packed [count], and launch on the current stream what reads it
+    """
+
+    def __init__(self, device: torch.device, dtype: torch.dtype):
+        self._is_cuda = device.type == "cuda"
+        self._buffers = [torch.empty(0, dtype=dtype) for _ in range(NUM_BUFFERS)]
+        self._read: list[torch.cuda.Event | None] = [None] * NUM_BUFFERS
+        self._turn = 0
+
+    @contextmanager
+    def next(self, count: int) -> Iterator[Tensor]:
+        """A buffer's first `count` numbers, uninitialised. Waits for what read this buffer last."""
+        turn, self._turn = self._turn, (self._turn + 1) % NUM_BUFFERS
+        read = self._read[turn]
+        if read is not None:
+            read.synchronize()
+        if len(self._buffers[turn]) < count:
+            dtype = self._buffers[turn].dtype
+            self._buffers[turn] = torch.empty(next_power_of_2(count), dtype=dtype, pin_memory=self._is_cuda)
+        yield self._buffers[turn][:count]
+        if self._is_cuda:
+            self._read[turn] = read = read or torch.cuda.Event()
+            read.record()
 
 
 class StaticInts:

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from headrace.kernels.lib.upload import StaticInts, upload_lists, upload_values
+from headrace.kernels.lib.unpack import unpack
+from headrace.kernels.lib.upload import PinnedBuffers, StaticInts, upload_lists, upload_values
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -20,6 +21,22 @@ def test_each_list_begins_at_a_multiple_of_16_bytes(dtype: torch.dtype):
 def test_values_may_be_nested_and_of_any_dtype():
     assert upload_values([[1, 2], [3, 4]], DEVICE).tolist() == [[1, 2], [3, 4]]
     assert upload_values([0.5], DEVICE, torch.float64).tolist() == [0.5]
+
+
+def test_buffers_are_filled_again_only_behind_the_kernels_that_read_them():
+    """On a GPU the host is far ahead of the device, whose work is long; on a CPU each is read at once."""
+    on_gpu = DEVICE.type == "cuda"
+    work = torch.randn(2048, 2048, device=DEVICE) if on_gpu else torch.zeros(1)
+    buffers, seen = PinnedBuffers(DEVICE, torch.int32), torch.zeros(50, 4096, dtype=torch.int32, device=DEVICE)
+    for n in range(50):
+        work = work @ work if on_gpu else work
+        with buffers.next(10 * (n + 1)) as packed:  # larger ones from time to time
+            packed[:] = n
+            unpack(packed, seen[n : n + 1, : len(packed)])
+    expected = torch.zeros(50, 4096, dtype=torch.int32)
+    for n in range(50):
+        expected[n, : 10 * (n + 1)] = n
+    assert torch.equal(seen.cpu(), expected)
 
 
 def test_static_ints_keep_their_addresses_and_take_what_the_host_wrote():
