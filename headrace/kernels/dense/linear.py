@@ -18,6 +18,7 @@ from torch import Tensor
 from headrace.kernels.dense.fp8 import Fp8Matrix, Matrix, quantise_matrix, select_rows, stack_rows
 from headrace.kernels.dense.fp8_linear import fp8_linear, has_product
 from headrace.kernels.dense.fp8_rows import Fp8Format, Fp8Rows, Rows, plain_rows, quantise_rows
+from headrace.kernels.dense.linear_pair import MOST_SIDE_ROWS, linear_pair_triton
 from headrace.kernels.dense.relu_squared import relu_squared_rows
 from headrace.kernels.dense.small_linear import MOST_ROWS, MULTIPROCESSORS, checked_out, small_linear_triton
 from headrace.kernels.dense.swiglu import swiglu_rows
@@ -79,6 +80,19 @@ class LinearWeight:
             return linear_torch(x, self._weight, out)
         y = self._packed_product(x)
         return y if out is None else out.copy_(y)
+
+    def beside(self, x: Rows, side: LinearWeight) -> tuple[Tensor, Tensor]:
+        """y, and the product of the same rows with a smaller matrix: in one launch where that costs less."""
+        weight, small = self._weight, side._weight
+        if (
+            isinstance(x, Fp8Rows)
+            and isinstance(weight, Fp8Matrix)
+            and isinstance(small, Tensor)
+            and self._has_few(x)
+            and len(small) <= MOST_SIDE_ROWS
+        ):
+            return linear_pair_triton(x, weight, small)
+        return self(x), side(x)
 
     def parts(self, x: Rows) -> Tensor:
         """y [M, O], or parts [S, M, O] in float32 that sum to it: add_rms_norm and sum_outputs take either."""

@@ -96,24 +96,22 @@ def _is_even(programs: int) -> bool:
     return programs >= 0.9 * MULTIPROCESSORS * cdiv(programs - 1, MULTIPROCESSORS)
 
 
-# One compiled kernel for all batches of a tile: none compiles while serving.
-@triton.jit(do_not_specialize=["M", "stride_scale"])
-def _small_linear_kernel(
-    x_ptr, x_scale_ptr, weight_ptr, scale_ptr, out_ptr, M, stride_x, stride_scale,
+@triton.jit
+def small_product(
+    program, x_ptr, x_scale_ptr, weight_ptr, scale_ptr, out_ptr, M, stride_x, stride_scale,
     OUT: tl.constexpr, IN: tl.constexpr, FORM: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, AHEAD: tl.constexpr,
     ROW_GROUP: tl.constexpr, COLUMN_GROUP: tl.constexpr,
 ):  # fmt: skip
-    """COLUMNS rows of W a program, PART values of each; gated: half of them gate rows, half their up rows.
+    """One program's part: COLUMNS rows of W, PART values of each; gated: half of them gate rows, half their up rows.
 
     ROW_GROUP and COLUMN_GROUP: rows and columns of W that share a scale; 0: no scales, and one for all columns. A row
-    of x has a scale for each COLUMN_GROUP of its own, stride_scale apart."""
-    let_next_start()
+    of x has a scale for each COLUMN_GROUP of its own, stride_scale apart. Waits for the kernel before."""
     IS_GATED: tl.constexpr = FORM == "gated"
     WIDTH: tl.constexpr = OUT // 2 if IS_GATED else OUT
     COLUMNS_OUT: tl.constexpr = COLUMNS // 2 if IS_GATED else COLUMNS
-    part = tl.program_id(0) % PARTS
-    first_column = tl.program_id(0) // PARTS * COLUMNS_OUT
+    part = program % PARTS
+    first_column = program // PARTS * COLUMNS_OUT
     place = tl.arange(0, COLUMNS)
     weight_row = first_column + place % COLUMNS_OUT
     if WIDTH % COLUMNS_OUT:  # columns past the last are computed, but not stored
@@ -162,6 +160,21 @@ def _small_linear_kernel(
     column = (first_column + tl.arange(0, COLUMNS_OUT))[:, None]
     out = out_ptr + (part * M + row).to(tl.int64)[None, :] * WIDTH + column
     tl.store(out, y.to(out_ptr.dtype.element_ty), mask=(row < M)[None, :] & (column < WIDTH))
+
+
+# One compiled kernel for all batches of a tile: none compiles while serving.
+@triton.jit(do_not_specialize=["M", "stride_scale"])
+def _small_linear_kernel(
+    x_ptr, x_scale_ptr, weight_ptr, scale_ptr, out_ptr, M, stride_x, stride_scale,
+    OUT: tl.constexpr, IN: tl.constexpr, FORM: tl.constexpr, PARTS: tl.constexpr, PART: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, AHEAD: tl.constexpr,
+    ROW_GROUP: tl.constexpr, COLUMN_GROUP: tl.constexpr,
+):  # fmt: skip
+    let_next_start()
+    small_product(
+        tl.program_id(0), x_ptr, x_scale_ptr, weight_ptr, scale_ptr, out_ptr, M, stride_x, stride_scale,
+        OUT, IN, FORM, PARTS, PART, ROWS, COLUMNS, DEPTH, AHEAD, ROW_GROUP, COLUMN_GROUP,
+    )  # fmt: skip
 
 
 def small_linear_triton(

@@ -78,12 +78,12 @@ class GatedDelta:
     def __call__(self, x: Rows, context: LayerContext) -> Product:
         config, batch, n = self.config, context.batch, context.batch.num_decodes
         T, Hv = len(x), config.num_value_heads
-        projected = self.in_proj(x)
         if self.beta_decay is None:
-            u, gate, b, a = projected.split((config.conv_channels, config.value_size, Hv, Hv), dim=-1)
+            u, gate, b, a = self.in_proj(x).split((config.conv_channels, config.value_size, Hv, Hv), dim=-1)
         else:
+            projected, beta_decay = self.in_proj.beside(x, self.beta_decay)
             u, gate = projected.split((config.conv_channels, config.value_size), dim=-1)
-            b, a = self.beta_decay(x).split((Hv, Hv), dim=-1)
+            b, a = beta_decay.split((Hv, Hv), dim=-1)
         parts = [
             self._decode(u[group.rows], a[group.rows], b[group.rows], group.tails, context.memory)
             for group in batch.decode_groups

@@ -77,8 +77,11 @@ class KimiDelta:
 
     def __call__(self, x: Rows, context: LayerContext) -> Product:
         c, batch, n = self.config, context.batch, context.batch.num_decodes
-        u = self.in_proj(x)
-        gates = u[:, c.conv_channels :] if self.gates is None else self.gates(x)
+        if self.gates is None:
+            u = self.in_proj(x)
+            gates = u[:, c.conv_channels :]
+        else:
+            u, gates = self.in_proj.beside(x, self.gates)
         u, (decay, gate, b) = u[:, : c.conv_channels], gates.split((c.head_dim, c.head_dim, c.num_heads), dim=-1)
         f, gate = self._by_head(self.decay_proj(decay)), self._by_head(self.gate_proj(gate))
         parts = [

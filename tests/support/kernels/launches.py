@@ -15,6 +15,7 @@ from headrace.kernels.dense.fp8 import BLOCK as FP8_BLOCK
 from headrace.kernels.dense.fp8 import Fp8Matrix
 from headrace.kernels.dense.fp8_rows import Fp8Format, row_warps
 from headrace.kernels.dense.gated_rms_norm import gated_tile, token_tile
+from headrace.kernels.dense.linear_pair import pair_sizes
 from headrace.kernels.dense.rms_norm import row_tile
 from headrace.kernels.dense.small_linear import NO_GROUPS, scale_groups, sizes, tile_for
 from headrace.kernels.dense.swiglu_linear_hopper import COLUMNS, CONSUMERS, ROWS
@@ -127,6 +128,18 @@ def product_launch(product: Product, M: int, fp8: Fp8Matrix | None = None) -> La
     return Launch(
         "headrace.kernels.dense.small_linear:_small_linear_kernel", types, constexprs, tile.num_warps, tile.num_stages
     )
+
+
+def pair_launch(num_out: int, num_in: int, num_side: int, M: int, fp8: Fp8Matrix) -> Launch:
+    """`fp8`: a weight whose scales lie as this one's do."""
+    tile = tile_for(M, num_out, num_in, False, fp8.has_blocks)
+    pointers = {"x_ptr": "fp8e4nv", "weight_ptr": "fp8e4nv", "x_scale_ptr": "fp32", "scale_ptr": "fp32"}
+    pointers |= dict.fromkeys(("out_ptr", "plain_ptr", "side_ptr", "side_out_ptr"), "bf16")
+    types = {name: f"*{dtype}:16" for name, dtype in pointers.items()}
+    types |= {"stride_x": "i32:16", "stride_plain": "i32:16", "M": "i32", "stride_scale": "i32"}
+    constexprs = {"OUT": num_out, "IN": num_in, **pair_sizes(M, num_in, num_side, tile), **scale_groups(fp8)}
+    kernel = "headrace.kernels.dense.linear_pair:_linear_pair_kernel"
+    return Launch(kernel, types, constexprs, tile.num_warps, tile.num_stages)
 
 
 def swiglu_linear_launch(dtype: str = "bf16") -> Launch:
