@@ -126,9 +126,13 @@ def quantise_torch(x: Tensor, by_block: bool) -> tuple[Tensor, Tensor]:
 
 
 @triton.jit
-def store_fp8(x, value_ptrs, scale_ptrs, is_here, is_group):
-    """Stores x [G, W], float32 with zeros where no value is, in FP8: each of the G groups has a scale."""
-    scale = tl.maximum(tl.max(tl.abs(x), 1) / LARGEST_NUMBER, TINIEST_SCALE)
+def store_fp8(x, value_ptrs, scale_ptrs, is_here, is_group, largest=None):
+    """Stores x [G, W], float32 with zeros where no value is, in FP8: each of the G groups has a scale.
+
+    largest   [G]: the largest magnitudes, where they are known"""
+    if largest is None:
+        largest = tl.max(tl.abs(x), 1)
+    scale = tl.maximum(largest / LARGEST_NUMBER, TINIEST_SCALE)
     tl.store(value_ptrs, (x / scale[:, None]).to(value_ptrs.dtype.element_ty), mask=is_here)
     tl.store(scale_ptrs, scale, mask=is_group)
 

@@ -29,6 +29,7 @@ from headrace.kernels.dense.fp8_rows import (
     in_format,
     quantise_rows,
     store_fp8_row,
+    sum_and_largest,
 )
 from headrace.kernels.dense.rms_norm import inverse_rms, rms_norm_torch
 from headrace.kernels.lib.dispatch import runs_triton
@@ -127,16 +128,24 @@ def _gated_norm_kernel(
     wide = x.to(tl.float32)
     if GATE_FIRST:
         wide *= factor
-    y = wide
+    y, largest = wide, None
     if weight_ptr is not None:
-        y = wide * tl.rsqrt(tl.sum(wide * wide, 1) / D + eps)[:, None] * weight
+        weighted = wide * weight
+        if GATE_FIRST and ROWS == 1 and GROUP == 0 and values_ptr is not None:
+            squares, largest = tl.reduce((wide * wide, tl.abs(weighted)), 1, sum_and_largest)
+        else:
+            squares = tl.sum(wide * wide, 1)
+        norm = tl.rsqrt(squares / D + eps)
+        y = weighted * norm[:, None]
+        if largest is not None:
+            largest = (largest * norm).to(x.dtype).to(tl.float32)  # that of y: rounding keeps the order
     if not GATE_FIRST:
         y *= factor
     y = y.to(x.dtype)
     if out_ptr is not None:
         tl.store(out_ptr + row.to(tl.int64) * D + d, y, mask=is_here)
     if values_ptr is not None:
-        store_fp8_row(y.to(tl.float32), values_ptr, scale_ptr, stride_scale, token, GROUPS, D, BLOCK_D, GROUP)
+        store_fp8_row(y.to(tl.float32), values_ptr, scale_ptr, stride_scale, token, GROUPS, D, BLOCK_D, GROUP, largest)
 
 
 class _Form(NamedTuple):

@@ -18,7 +18,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.dense.fp8_rows import Fp8Format, Fp8Rows, Rows, empty_rows, in_format, store_fp8_row
+from headrace.kernels.dense.fp8_rows import (
+    Fp8Format,
+    Fp8Rows,
+    Rows,
+    empty_rows,
+    in_format,
+    store_fp8_row,
+    sum_and_largest,
+)
 from headrace.kernels.lib.dispatch import runs_triton
 from headrace.kernels.lib.pdl import OVERLAPPED, let_next_start, wait_for_previous
 from headrace.kernels.lib.sizes import cdiv, next_power_of_2
@@ -121,12 +129,21 @@ def _rms_norm_kernel(
         total = wide.to(x.dtype)
         tl.store(sum_ptr + row * D + d, total, mask=is_here)
         wide = total.to(tl.float32)
-    y = (wide * tl.rsqrt(tl.sum(wide * wide, 1) / D + eps)[:, None] * weight).to(x.dtype)
+    weighted = wide * weight
+    largest = None
+    if values_ptr is not None and GROUP == 0:
+        squares, largest = tl.reduce((wide * wide, tl.abs(weighted)), 1, sum_and_largest)
+    else:
+        squares = tl.sum(wide * wide, 1)
+    factor = tl.rsqrt(squares / D + eps)
+    y = (weighted * factor[:, None]).to(x.dtype)
     if out_ptr is not None:
         tl.store(out_ptr + row * stride_out + d, y, mask=is_here)
     if values_ptr is not None:
+        if largest is not None:
+            largest = (largest * factor).to(x.dtype).to(tl.float32)  # that of y: rounding keeps the order
         here = tl.program_id(0).to(tl.int64)
-        store_fp8_row(y.to(tl.float32), values_ptr, scale_ptr, stride_scale, here, 1, D, BLOCK_D, GROUP)
+        store_fp8_row(y.to(tl.float32), values_ptr, scale_ptr, stride_scale, here, 1, D, BLOCK_D, GROUP, largest)
 
 
 def rms_norm_triton(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
