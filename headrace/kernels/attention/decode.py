@@ -71,6 +71,7 @@ class DecodeTile(NamedTuple):
     num_stages: int
 
 
+MULTIPROCESSORS = 132  # of an H200
 MOST_ROWS = 64  # query heads of a KV head times rows of a sequence, in one program
 
 
@@ -79,15 +80,16 @@ def tokens_at_once(rows_each: int, group: int) -> int:
     return cdiv(rows_each, cdiv(rows_each, max(1, MOST_ROWS // group)))
 
 
-def decode_tile(head_dim: int, dtype: torch.dtype, rows: int = 16) -> DecodeTile:
+def decode_tile(head_dim: int, dtype: torch.dtype, rows: int = 16, least_programs: int = MULTIPROCESSORS) -> DecodeTile:
     """32 to 64 KiB of keys and values in flight a program, two programs or more a multiprocessor.
 
-    rows    of the product. More than 16 of wide heads take a thread 150 to 250 registers with four warps
+    rows              of the product. More than 16 of wide heads take a thread 150 to 250 registers with four warps
+    least_programs    if no context is split. While they leave multiprocessors idle, splits of two steps end sooner
     """
     if dtype == torch.float32:
         return DecodeTile(16, 128, 4, 1)
-    num_warps = 4 if rows <= 16 or head_dim <= 64 else 8
-    return DecodeTile(64 if head_dim <= 128 else 32, 128, num_warps, 3)
+    keys, num_warps = 64 if head_dim <= 128 else 32, 4 if rows <= 16 or head_dim <= 64 else 8
+    return DecodeTile(keys, 128 if least_programs >= MULTIPROCESSORS else 2 * keys, num_warps, 3)
 
 
 TARGET_PROGRAMS = 2048  # about 15 for each of 132 multiprocessors (H200): uneven contexts even out
@@ -265,7 +267,7 @@ def paged_decode_triton(
     group, T = H // num_kv, contexts.rows_each
     tokens = tokens_at_once(T, group)
     rows, num_tiles = dot_block(tokens * group), R // T * cdiv(T, tokens)
-    tile = tile or decode_tile(D, q.dtype, rows)
+    tile = tile or decode_tile(D, q.dtype, rows, num_tiles * num_kv)
     S = splits or num_splits(num_tiles, num_kv, contexts.table_NM.shape[1] * block_size, tile.split_keys)
     part = torch.empty((R, H, S, D), dtype=torch.float32, device=q.device)
     log_sum = torch.empty((R, H, S), dtype=torch.float32, device=q.device)

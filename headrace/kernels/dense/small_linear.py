@@ -54,10 +54,11 @@ def tile_for(M: int, num_out: int, num_in: int, can_split: bool, fp8_blocks: boo
     that give each multiprocessor equally many (Granite's) were the fastest with wide tiles, others (Qwen's, 160 to 288
     programs) with narrow ones, three to a multiprocessor. Split products of many rows were the fastest with at most one
     program a multiprocessor: fewer parts, many stages. Beside FP8 in blocks they are split further: a step of a program
-    ends its product before the next one begins. What is fastest alone is not always so in a model: in FP8, at one row,
-    64 columns and twice the parts took 0.8 of a product's time alone, and made Qwen's step 7 % longer.
+    ends its product before the next one begins. What is fastest alone is not always so in a model: `_deep_fp8_tile`.
     """
     rows, is_few, is_fp8 = dot_block(M), M <= 16, fp8_blocks is not None
+    if is_few and can_split and fp8_blocks is False:
+        return _deep_fp8_tile(num_out, num_in)
     if is_few:
         columns, depth, narrowest = 64, 128, 32
     else:  # x is bytes, too: wide tiles read it less often
@@ -89,6 +90,23 @@ def tile_for(M: int, num_out: int, num_in: int, can_split: bool, fp8_blocks: boo
     if is_few and resident < 3 and value_bytes * depth > BLOCK:
         most_stages = 4
     return Tile(columns, depth, parts, 4, max(2, min(most_stages, num_stages)))
+
+
+def _deep_fp8_tile(num_out: int, num_in: int) -> Tile:
+    """Up to 16 rows times FP8 with a scale for each row, in parts of equally many steps: about one program for each
+    multiprocessor, with as many loads in flight as let the next kernel's programs in beside it.
+
+    From whole steps of models at one row (docs/gpu-notes.md, 39). Eight parts of 64 columns took 0.8 of the time of a
+    product alone, and made the step of Qwen 7 % longer."""
+    columns, depth = 64, 2 * BLOCK
+    tiles, steps = cdiv(num_out, columns), cdiv(num_in, depth)
+    even = [parts for parts in range(1, max(1, steps // 2) + 1) if steps % parts == 0]
+    parts = max((parts for parts in even if tiles * parts <= MULTIPROCESSORS), default=1)
+    if tiles * parts < 0.75 * MULTIPROCESSORS:
+        parts = next((more for more in even if tiles * more > MULTIPROCESSORS), parts)
+    resident = cdiv(tiles * parts, MULTIPROCESSORS)
+    num_stages = SHARED_BYTES // resident // ((columns + dot_block(1)) * depth)
+    return Tile(columns, depth, parts, 4, max(2, min(num_stages, 6 if resident == 1 else 4)))
 
 
 def _is_even(programs: int) -> bool:

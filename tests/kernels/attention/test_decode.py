@@ -6,6 +6,7 @@ import torch
 from headrace.kernels.attention.decode import (
     DecodeTile,
     PagedContexts,
+    decode_tile,
     num_splits,
     paged_decode_triton,
     tokens_at_once,
@@ -181,6 +182,11 @@ def test_splits_follow_from_shapes():
     assert num_splits(256, 8, 131072, 128) == 4
     assert num_splits(256, 8, 128, 128) == 1
     assert num_splits(1, 8, 256, 128) == 2
+
+
+def test_splits_of_wide_heads_are_short_while_multiprocessors_idle():
+    assert [decode_tile(256, torch.bfloat16, 16, programs).split_keys for programs in (4, 131, 132)] == [64, 64, 128]
+    assert decode_tile(64, torch.bfloat16, 16, 4).split_keys == 128  # two steps of 64
 
 
 @needs_gpu

@@ -114,6 +114,22 @@ def test_products_in_blocks_are_split_further(model: str):
             assert 132 < cdiv(product.O, tile.columns) * tile.parts <= 3 * 132, product
 
 
+@pytest.mark.parametrize(
+    ("O", "I", "parts", "stages"),
+    [
+        (2560, 9216, 3, 6),
+        (2560, 4096, 4, 4),  # two parts would leave 52 multiprocessors idle
+        (2048, 8192, 4, 6),
+        (16384, 2048, 1, 4),
+        (64, 208, 1, 6),
+    ],
+)
+def test_deep_products_in_fp8_get_about_a_program_for_each_multiprocessor(O: int, I: int, parts: int, stages: int):  # noqa: E741
+    for M in (1, 16):
+        tile = tile_for(M, O, I, can_split=True, fp8_blocks=False)
+        assert (tile.parts, tile.num_stages) == (parts, stages)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("model", SHAPES)
 @pytest.mark.parametrize("grouping", [None, "per channel", "blocks"])
