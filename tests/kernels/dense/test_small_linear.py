@@ -122,6 +122,9 @@ def test_products_in_blocks_are_split_further(model: str):
         (2048, 8192, 4, 6),
         (16384, 2048, 1, 4),
         (64, 208, 1, 6),
+        (4096, 11008, 2, 6),  # 43 steps, which nothing divides
+        (2560, 9728, 3, 6),  # 38 steps: two parts are too few, and 19 too many
+        (896, 4864, 7, 6),  # nine parts of three steps would leave two empty
     ],
 )
 def test_deep_products_in_fp8_get_about_a_program_for_each_multiprocessor(O: int, I: int, parts: int, stages: int):  # noqa: E741
