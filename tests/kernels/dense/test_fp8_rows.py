@@ -52,6 +52,9 @@ def check(rows: Fp8Rows, expected: Tensor, fmt: Fp8Format, quantise: Quantise = 
     assert (rows.plain is not None) == fmt.keeps_plain
     if rows.plain is not None:
         torch.testing.assert_close(rows.plain, expected, rtol=0.01, atol=1e-4)
+        values, scales = quantise(rows.plain, fmt.by_block)  # bit by bit, wherever the largest values were found
+        assert torch.equal(rows.scales[:M], scales)
+        assert torch.equal(rows.values[:M].view(torch.uint8), values.view(torch.uint8))
 
 
 def quantise_of(heads: int, width: int, fmt: Fp8Format) -> Quantise:
