@@ -4,10 +4,21 @@ import random
 
 import torch
 
-from headrace.engine.decode_inputs import DecodeInputs
+from headrace.engine.decode_inputs import PAD_SLOT, PAD_TAIL, DecodeInputs
 from headrace.forward.sequence_input import SequenceInput
 
 MAX_ROWS, BLOCK_SIZE = 16, 16
+
+
+def test_rows_are_padding_before_the_first_step(load_family) -> None:
+    """Captures run on them: they see nothing, and write to the scratch block alone."""
+    memory = load_family("granite").runner().memory
+    batch = DecodeInputs(memory, torch.zeros(64, dtype=torch.int64), MAX_ROWS, 30 * BLOCK_SIZE).batch(MAX_ROWS)
+    [group] = batch.decode.groups
+    assert batch.block_T.tolist() == [memory.scratch_block] * MAX_ROWS
+    assert group.source.slots_N.tolist() == group.dst_slots.tolist() == [PAD_SLOT] * MAX_ROWS
+    assert group.tails.fields.tolist() == [list(PAD_TAIL)] * MAX_ROWS
+    assert not batch.decode.attention.contexts.lens_R.any()
 
 
 def test_rows_have_their_sequences_blocks_in_any_order_and_as_sequences_come_and_go(load_family) -> None:

@@ -138,6 +138,7 @@ def test_a_check_names_the_blocks_of_a_sequence_once_for_all_its_rows() -> None:
     memory = CacheMemory(layout, 4 * BLOCKS_EACH, 12)
     none = torch.zeros(16, dtype=torch.int64)
     inputs = VerifyInputs(memory, CheckSources(none, none.repeat(3, 1), none), 4, 4, MAX_TOKENS)
+    assert inputs.batch(16).block_T.tolist() == [memory.scratch_block] * 16  # captures run on padding
     inputs.load([drafted(2, [9, 9, 9, 9], 40), drafted(1, [9, 9, 9, 9], 40)], 8)
     inputs.load([drafted(0, [1, 2, 3, 4], 14), drafted(1, [5], 30)], 12)
     batch = inputs.batch(12)
