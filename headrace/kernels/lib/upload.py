@@ -40,6 +40,8 @@ class PinnedBuffers:
 
     with buffers.next(count) as packed:
         ...  # fill packed [count], and launch on the current stream what reads it
+
+    Dropped only behind those kernels: torch's allocator waits for copies alone before it gives the memory away.
     """
 
     def __init__(self, device: torch.device, dtype: torch.dtype):
