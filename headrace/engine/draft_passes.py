@@ -80,10 +80,11 @@ def draft_tokens(model: HybridModel, memory: CacheMemory, starts: Sequence[Draft
 
 
 class CapturedDrafts:
-    """`draft_tokens` by one captured pass for each of a few numbers of sequences, replayed for each draft position.
+    """`draft_tokens` by a captured pass for each draft position of each of a few numbers of sequences.
 
-    A replay reads token, position and vector of each row, and leaves there what the next one begins with. Rows behind
-    their last draft, and padding, see nothing and write to the scratch block.
+    A replay reads a token, position and vector of each row, and leaves its draft where the next position's reads it,
+    with the position and vector that it begins with. Rows behind their last draft, and padding, see nothing and write
+    to the scratch block.
 
     Legend    B rows, M blocks a row at most
     """
@@ -111,15 +112,16 @@ class CapturedDrafts:
         self._host_table = HostTable(most, self._max_blocks)
         self._buffers = PinnedBuffers(device, torch.int64)
         self._load((), most)  # captures run on padding, and this compiles the kernels of `_load` and `draft_ahead`
-        self._passes: dict[int, Captured] = {}
+        self._passes: dict[int, list[Captured]] = {}
         self._beginnings: dict[int, Captured] = {}
         for size in reversed(self.sizes):  # the largest first, as in `CapturedPasses`
-            self._passes[size] = capture(partial(self._pass, size))
+            self._passes[size] = [capture(partial(self._pass, size, place)) for place in range(self._drafted.shape[1])]
             self._beginnings[size] = capture(partial(self._begin, size))
 
     def fits(self, starts: Sequence[DraftStart]) -> bool:
         return len(starts) <= self.sizes[-1] and all(
             start.position + start.num_drafts <= self._max_blocks * self._block_size
+            and start.num_drafts <= self._drafted.shape[1]
             and len(start.block_ids) <= self._max_blocks
             for start in starts
         )
@@ -153,10 +155,8 @@ class CapturedDrafts:
 
     def _run(self, size: int, num_rows: int, num_passes: int) -> Tensor:
         """The drafts [num_rows, num_passes] of what is loaded."""
-        tokens = self._starts(num_rows).tokens
-        for place in range(num_passes):
-            self._passes[size].replay()
-            self._drafted[:num_rows, place].copy_(tokens)
+        for each in self._passes[size][:num_passes]:
+            each.replay()
         return self._drafted[:num_rows, :num_passes]
 
     def _begin(self, size: int) -> Tensor:
@@ -167,7 +167,7 @@ class CapturedDrafts:
         return starts.tokens
 
     def _starts(self, size: int) -> DraftStarts:
-        """The inputs of a pass; its tokens and positions become those of the next one."""
+        """The inputs of the first pass; its positions become those of the next one."""
         return DraftStarts(*self._rows[:, :size])
 
     def _load(self, starts: Sequence[DraftStart], size: int) -> None:
@@ -189,9 +189,11 @@ class CapturedDrafts:
             numbers[rows.size :] = self._host_table.rows(starts, width).reshape(-1)
             unpack(packed, destination, self._table[:n, :width])
 
-    def _pass(self, size: int) -> Tensor:
-        """One draft of each row; returns the logits."""
+    def _pass(self, size: int, place: int) -> Tensor:
+        """The draft of each row that so many stand before; returns the logits."""
         tokens, next_positions, ends, _ = self._starts(size)
+        if place:
+            tokens = self._drafted[:size, place - 1]
         table, scratch_block = self._table[:size], self._memory.scratch_block
         rows = next_draft_rows(next_positions, ends, table, sizes=(self._block_size, scratch_block))
         attention = PagedDecode(size, PagedContexts(rows.contexts, table))
@@ -208,6 +210,6 @@ class CapturedDrafts:
         )
         hidden = self._model.draft_hidden(batch, self._memory, self._hidden[:size])
         logits = self._model.draft_logits(hidden).rows
-        argmax(logits, tokens)
+        argmax(logits, self._drafted[:size, place])
         self._hidden[:size].copy_(hidden)
         return logits
