@@ -13,13 +13,16 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from headrace.engine.draw import Draw
 from headrace.engine.runner import Launched, ModelRunner
 from headrace.engine.sampler import Drawn
 from headrace.forward.sequence_input import SequenceInput
-from headrace.kernels.lib.upload import upload_lists
+from headrace.kernels.lib.sizes import cdiv
+from headrace.kernels.lib.upload import PinnedBuffers
 
 GOLDEN = (0.91, 0.82, 0.66)
 """Shares of checks in which the first draft is right, the first two are, all three are: 2.73 tokens a step with 2
@@ -50,12 +53,13 @@ class RightDrafts:
 class PinnedDrafts:
     """Replaces a runner's `launch` by one in which as many drafts are right as `right` says.
 
-    It takes requests without penalties and logprobs, and costs a step with drafts some 20 us of the device.
+    It takes requests without penalties and logprobs, and costs a step with drafts a kernel and a copy of the device.
     """
 
     def __init__(self, runner: ModelRunner) -> None:
         self.right = RightDrafts(GOLDEN)
         self._runner, self._launch = runner, runner.launch
+        self._buffers = PinnedBuffers(runner._drawn.device, torch.int64)
         runner.launch = self._pinned  # type: ignore[method-assign]
 
     @torch.inference_mode()
@@ -81,7 +85,33 @@ class PinnedDrafts:
                 source = -1 if entry.future_drafts is None or made is None else entry.future_drafts * made.shape[1] + i
                 pinned.append((draw_of_row[first_row + i], entry.tokens[1 + i], source, int(i == right)))
             first_row += entry.num_logits
-        place, known, source, is_wrong = upload_lists([*map(list, zip(*pinned, strict=True))], drawn.device)
-        drafts = known if made is None else torch.where(source >= 0, made.view(-1)[source.clamp(min=0)], known)
-        drawn[place] = drafts ^ is_wrong  # another token of the vocabulary, whose size is even
+        with self._buffers.next(4 * len(pinned)) as packed:
+            packed.view(4, -1)[:] = torch.tensor(pinned).T
+            write = write_drafts_triton if drawn.is_cuda else write_drafts_torch
+            write(packed, drawn if made is None else made, drawn)
         return drawn
+
+
+def write_drafts_torch(packed: Tensor, made: Tensor, drawn: Tensor) -> None:
+    """drawn[place] = the draft, or another token of the vocabulary, whose size is even.
+
+    packed   [4 * N] int64: places, known drafts, where they are in `made` or -1 for known ones, 1 for another token
+    """
+    place, known, source, is_wrong = packed.view(4, -1)
+    drawn[place] = torch.where(source >= 0, made.view(-1)[source.clamp(min=0)], known) ^ is_wrong
+
+
+@triton.jit(do_not_specialize=["N"])
+def _write_drafts_kernel(packed_ptr, made_ptr, drawn_ptr, N, BLOCK: tl.constexpr):
+    n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    is_here = n < N
+    source = tl.load(packed_ptr + 2 * N + n, mask=is_here, other=-1)
+    made = tl.load(made_ptr + tl.maximum(source, 0), mask=source >= 0, other=0)
+    draft = tl.where(source >= 0, made, tl.load(packed_ptr + N + n, mask=is_here, other=0))
+    is_wrong = tl.load(packed_ptr + 3 * N + n, mask=is_here, other=0)
+    tl.store(drawn_ptr + tl.load(packed_ptr + n, mask=is_here, other=0), draft ^ is_wrong, mask=is_here)
+
+
+def write_drafts_triton(packed: Tensor, made: Tensor, drawn: Tensor) -> None:
+    N = len(packed) // 4
+    _write_drafts_kernel[(cdiv(N, 128),)](packed, made, drawn, N, BLOCK=128)

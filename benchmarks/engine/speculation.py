@@ -9,7 +9,7 @@ trained layers ("golden"), and none at all under `auto`. Each shape drafts with 
 none, with one that is put together as Qwen's are, of its own widths and heads.
 
 `check` and `draft` are the device's milliseconds of the pass that checks drafts and of those that make them, launches
-and waits included: what is left is the host's, and not hidden. Pinning takes the device some 20 us a step of that.
+and waits included: what is left is the host's, and not hidden. Pinning takes a kernel and a copy of that.
 `states` is the part of a check in which states are written, by replaying it with and without: sequences stand at all
 places of a block, so that some of them write theirs.
 """

@@ -6,7 +6,15 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.pinned_drafts import CYCLE, GOLDEN, PinnedDrafts, RightDrafts, tokens_a_step
+from benchmarks.pinned_drafts import (
+    CYCLE,
+    GOLDEN,
+    PinnedDrafts,
+    RightDrafts,
+    tokens_a_step,
+    write_drafts_torch,
+    write_drafts_triton,
+)
 from benchmarks.shapes import TINY_MODELS
 from headrace.engine.draw import Draw
 from headrace.engine.runner import Launched
@@ -82,6 +90,18 @@ def test_so_many_drafts_of_each_sequence_are_right_and_the_next_is_not() -> None
     inputs = [checked(1, 2, 3, 4), plain, chunk, last_chunk, checked(1, 2), checked(1, 2, 3)]
     tokens = tokens_of(inputs, [(row, DRAW) for row in range(11)], 2, 3, 0)
     assert tokens == [2, 3, 4 ^ 1, 1003, 1004, 1005, 2, 1007, 2 ^ 1, 1009, 1010]
+
+
+def test_drafts_known_and_made_are_written_alike_in_triton() -> None:
+    made, drawn = torch.arange(100, 130).view(10, 3), torch.full((200,), 7)
+    places = torch.randperm(200)[:150]
+    source = torch.where(torch.rand(150) < 0.5, torch.randint(30, (150,)), -1)
+    packed = torch.cat((places, torch.randint(1000, 2000, (150,)), source, torch.randint(2, (150,))))
+    ours, theirs = drawn.clone(), drawn.clone()
+    write_drafts_triton(packed, made, ours)
+    write_drafts_torch(packed, made, theirs)
+    assert torch.equal(ours, theirs)
+    assert (ours == 7).sum() == 50
 
 
 def test_drafts_that_only_the_device_knows_are_pinned_there() -> None:
