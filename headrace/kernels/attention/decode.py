@@ -33,7 +33,7 @@ from headrace.kernels.lib.dispatch import UPCAST_DOT
 from headrace.kernels.lib.dot import dot_block
 from headrace.kernels.lib.exponentials import LOG2_E
 from headrace.kernels.lib.pdl import OVERLAPPED, let_next_start, wait_for_previous
-from headrace.kernels.lib.sizes import cdiv, next_power_of_2
+from headrace.kernels.lib.sizes import MULTIPROCESSORS, cdiv, next_power_of_2
 from headrace.kernels.lib.upload import upload_lists
 
 
@@ -63,7 +63,7 @@ class PagedContexts:
 
 
 class DecodeTile(NamedTuple):
-    """A program's tile: `keys` keys at a time, at least `split_keys` in all where the context has as many."""
+    """A program's tile: `keys` keys at a time, at least `split_keys`, a multiple, where the context has as many."""
 
     keys: int
     split_keys: int
@@ -71,7 +71,6 @@ class DecodeTile(NamedTuple):
     num_stages: int
 
 
-MULTIPROCESSORS = 132  # of an H200
 MOST_ROWS = 64  # query heads of a KV head times rows of a sequence, in one program
 
 
@@ -106,9 +105,9 @@ def num_splits(num_tiles: int, num_kv_heads: int, table_tokens: int, split_keys:
 
 
 @triton.jit
-def _split_of(length, splits, KEYS: tl.constexpr, SPLIT_KEYS: tl.constexpr):
+def _split_of(length, splits, least_steps, KEYS: tl.constexpr):
     """Keys a split, a multiple of KEYS; the last splits may have none."""
-    return tl.maximum(tl.cdiv(tl.cdiv(length, KEYS), splits) * KEYS, SPLIT_KEYS)
+    return tl.maximum(tl.cdiv(tl.cdiv(length, KEYS), splits), least_steps) * KEYS
 
 
 @triton.jit
@@ -122,13 +121,13 @@ def _longest(lens_ptr, sequence, first, T: tl.constexpr, TOKENS: tl.constexpr):
 
 
 @triton.jit(  # one compiled kernel for tables of any width and address
-    do_not_specialize=["stride_table"], do_not_specialize_on_alignment=["lens_ptr", "table_ptr"]
+    do_not_specialize=["stride_table", "least_steps"], do_not_specialize_on_alignment=["lens_ptr", "table_ptr"]
 )
 def _decode_kernel(
     q_ptr, k_ptr, v_ptr, part_ptr, log_sum_ptr, lens_ptr, table_ptr,
-    stride_q, stride_block, stride_token, stride_table, scale_log2,
+    stride_q, stride_block, stride_token, stride_table, least_steps, scale_log2,
     H: tl.constexpr, GROUP: tl.constexpr, T: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
-    D: tl.constexpr, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr, SPLIT_KEYS: tl.constexpr, SKIP_FIRST: tl.constexpr,
+    D: tl.constexpr, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr, SKIP_FIRST: tl.constexpr,
 ):  # fmt: skip
     """One split of one sequence's context for the GROUP query heads of one KV head, of TOKENS of its T rows. part
     [R, H, S, D] and log_sum [R, H, S], base 2, are float32; splits without keys write nothing, and what a row without
@@ -138,7 +137,7 @@ def _decode_kernel(
     sequence = tl.program_id(0) // tl.cdiv(T, TOKENS)
     first_token = tl.program_id(0) % tl.cdiv(T, TOKENS) * TOKENS
     length = _longest(lens_ptr, sequence, first_token, T, TOKENS)
-    split_keys = _split_of(length, splits, KEYS, SPLIT_KEYS)
+    split_keys = _split_of(length, splits, least_steps, KEYS)
     first_key = split * split_keys
     last_key = tl.minimum(first_key + split_keys, length)
     row = tl.arange(0, ROWS)
@@ -197,11 +196,10 @@ def _decode_kernel(
     tl.store(log_sum_ptr + out, row_max + tl.log2(total), mask=is_row)
 
 
-@triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=["lens_ptr"])
+@triton.jit(do_not_specialize=["splits", "least_steps"], do_not_specialize_on_alignment=["lens_ptr"])
 def _merge_kernel(
-    part_ptr, log_sum_ptr, gate_ptr, out_ptr, lens_ptr, splits, stride_gate,
-    H: tl.constexpr, T: tl.constexpr, TOKENS: tl.constexpr, D: tl.constexpr,
-    KEYS: tl.constexpr, SPLIT_KEYS: tl.constexpr,
+    part_ptr, log_sum_ptr, gate_ptr, out_ptr, lens_ptr, splits, least_steps, stride_gate,
+    H: tl.constexpr, T: tl.constexpr, TOKENS: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """out[row] = sum over splits of 2^log_sum * part / sum of 2^log_sum, for the splits that have keys; [* gate]."""
     let_next_start()
@@ -210,7 +208,7 @@ def _merge_kernel(
     longest = length
     if T > 1:
         longest = _longest(lens_ptr, row // H // T, row // H % T // TOKENS * TOKENS, T, TOKENS)
-    used = tl.cdiv(length, _split_of(longest, splits, KEYS, SPLIT_KEYS))
+    used = tl.cdiv(length, _split_of(longest, splits, least_steps, KEYS))
     part_ptr += row * splits * D
     log_sum_ptr += row * splits
     wait_for_previous()
@@ -269,17 +267,19 @@ def paged_decode_triton(
     rows, num_tiles = dot_block(tokens * group), R // T * cdiv(T, tokens)
     tile = tile or decode_tile(D, q.dtype, rows, num_tiles * num_kv)
     S = splits or num_splits(num_tiles, num_kv, contexts.table_NM.shape[1] * block_size, tile.split_keys)
+    least_steps = tile.split_keys // tile.keys
     part = torch.empty((R, H, S, D), dtype=torch.float32, device=q.device)
     log_sum = torch.empty((R, H, S), dtype=torch.float32, device=q.device)
     _decode_kernel[(num_tiles, num_kv, S)](
         q, k_pool, v_pool, part, log_sum, contexts.lens_R, contexts.table_NM,
-        q.stride(0), k_pool.stride(0), k_pool.stride(1), contexts.table_NM.stride(0), scale * LOG2_E.value,
+        q.stride(0), k_pool.stride(0), k_pool.stride(1), contexts.table_NM.stride(0), least_steps,
+        scale * LOG2_E.value,
         H=H, GROUP=group, T=T, TOKENS=tokens, ROWS=rows, D=D, BLOCK_SIZE=block_size,
-        KEYS=tile.keys, SPLIT_KEYS=tile.split_keys, SKIP_FIRST=skip_first,
+        KEYS=tile.keys, SKIP_FIRST=skip_first,
         num_warps=tile.num_warps, num_stages=tile.num_stages, **OVERLAPPED,
     )  # fmt: skip
     _merge_kernel[(R * H,)](
-        part, log_sum, gate, out, contexts.lens_R, S, stride_gate,
-        H=H, T=T, TOKENS=tokens, D=D, KEYS=tile.keys, SPLIT_KEYS=tile.split_keys, num_warps=4, **OVERLAPPED,
+        part, log_sum, gate, out, contexts.lens_R, S, least_steps, stride_gate,
+        H=H, T=T, TOKENS=tokens, D=D, KEYS=tile.keys, num_warps=4, **OVERLAPPED,
     )  # fmt: skip
     return out

@@ -20,11 +20,11 @@ from headrace.kernels.dense.fp8_linear import fp8_linear, has_product
 from headrace.kernels.dense.fp8_rows import Fp8Format, Fp8Rows, Rows, plain_rows, quantise_rows
 from headrace.kernels.dense.linear_pair import MOST_SIDE_ROWS, linear_pair_triton
 from headrace.kernels.dense.relu_squared import relu_squared_rows
-from headrace.kernels.dense.small_linear import MOST_ROWS, MULTIPROCESSORS, checked_out, small_linear_triton
+from headrace.kernels.dense.small_linear import MOST_ROWS, checked_out, small_linear_triton
 from headrace.kernels.dense.swiglu import swiglu_rows
 from headrace.kernels.dense.swiglu_linear_hopper import is_faster_on_hopper, swiglu_linear_hopper
 from headrace.kernels.lib.dispatch import is_hopper, runs_triton
-from headrace.kernels.lib.sizes import cdiv
+from headrace.kernels.lib.sizes import MULTIPROCESSORS, cdiv
 
 QUANTISED_ROWS = 1 << 14  # at once
 MOST_SPLIT_ROWS = 256
@@ -88,6 +88,7 @@ class LinearWeight:
             isinstance(x, Fp8Rows)
             and isinstance(weight, Fp8Matrix)
             and isinstance(small, Tensor)
+            and self._readable(x) is x
             and self._has_few(x)
             and len(small) <= MOST_SIDE_ROWS
         ):

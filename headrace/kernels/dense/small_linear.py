@@ -26,10 +26,9 @@ from headrace.kernels.dense.fp8 import BLOCK, Fp8Matrix, Matrix
 from headrace.kernels.dense.fp8_rows import Fp8Rows, Rows
 from headrace.kernels.lib.dot import dot, dot_block
 from headrace.kernels.lib.pdl import OVERLAPPED, fetch, let_next_start, wait_for_previous
-from headrace.kernels.lib.sizes import cdiv
+from headrace.kernels.lib.sizes import MULTIPROCESSORS, cdiv
 
 MOST_ROWS = 64
-MULTIPROCESSORS = 132  # of an H200 and an H100, not the device's own: the tiles were measured for this number
 DTYPES = torch.float16, torch.bfloat16
 SHARED_BYTES = 216 * 1024  # of a multiprocessor, for all programs on it
 

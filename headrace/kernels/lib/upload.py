@@ -52,7 +52,7 @@ class PinnedBuffers:
 
     @contextmanager
     def next(self, count: int) -> Iterator[Tensor]:
-        """A buffer's first `count` numbers, uninitialised. Waits for what read this buffer last."""
+        """A buffer's first `count` numbers, uninitialised. Waits for what read this buffer last, some steps before."""
         turn, self._turn = self._turn, (self._turn + 1) % NUM_BUFFERS
         read = self._read[turn]
         if read is not None:

@@ -43,6 +43,7 @@ def _future_tokens_kernel(
     field, n = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_here = n < N
     value = tl.load(fields_ptr + field * stride_fields + n, mask=is_here, other=0).to(tl.int64)
+    # The interpreter refuses a mask `is_here & (field == TOKEN)`.
     source = tl.load(fields_ptr + SOURCE * stride_fields + n, mask=n < tl.where(field == TOKEN, N, 0), other=-1)
     drawn = tl.load(drawn_ptr + tl.maximum(source, 0), mask=source >= 0, other=0)
     tl.store(out_ptr + field * N + n, tl.where(source >= 0, drawn, value), mask=is_here)
