@@ -5,7 +5,7 @@ Triton's own functions of these names also serve kernels that are being compiled
 """
 
 MULTIPROCESSORS = 132
-"""Of an H200 and an H100, not the device's own: tiles were measured for this number."""
+"""Multiprocessors of an H200 and an H100, not the device's own: tiles were measured for this number."""
 
 
 def cdiv(number: int, divisor: int) -> int:
