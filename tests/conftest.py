@@ -15,11 +15,11 @@ if not torch.cuda.is_available():
 
 from headrace.speculation.config import DRAFTERS
 from tests.support.engine.tiny_checkpoints import make_checkpoint
-from tests.support.kernels.interpreter import replace_the_language_once_a_launch
+from tests.support.kernels.interpreter import hasten_the_interpreter
 from tests.support.schedule import UNDISTURBED, FilesThenUndisturbed
 
 if "TRITON_INTERPRET" in os.environ:
-    replace_the_language_once_a_launch()
+    hasten_the_interpreter()
 
 torch.set_num_threads(1)  # several processes share the machine's two cores
 

@@ -1,4 +1,4 @@
-"""Captured passes of whole models on a CPU: Triton's interpreter for the device, a rerun for a replay.
+"""Captured passes of whole models on a CPU: Triton's interpreter or torch for the device, a rerun for a replay.
 
 All memory that nobody wrote is NaN.
 """
@@ -14,6 +14,11 @@ from torch import Tensor
 from headrace.engine.graphs import Capture, Captured
 from headrace.engine.runner import ModelRunner
 from headrace.forward.sequence_input import SequenceInput
+from headrace.kernels.attention import paged_attention
+from headrace.kernels.attention.decode import PagedContexts
+from headrace.kernels.attention.output_gate import gate_output_torch
+from headrace.kernels.attention.paged_attention import DenseContexts
+from headrace.kernels.lib.sizes import cdiv
 
 BLOCKS_EACH, MOST_ROWS = 4, 16
 
@@ -86,7 +91,39 @@ def replayed_checks(vocab_size: int) -> Capture:
     return capture
 
 
-def capture_layer(runner: ModelRunner, max_sequences: int, max_tokens: int) -> None:
+def in_torch(work: Callable[[], Tensor]) -> Captured:
+    """As `once_needed`, by torch's forms, a hundred times as fast: for tests of what goes around the passes."""
+
+    def replay() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(paged_attention, "paged_decode_triton", _paged_decode_in_torch)
+            work()
+
+    return Captured(replay, torch.empty(0))
+
+
+def _paged_decode_in_torch(
+    q: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    scale: float,
+    contexts: PagedContexts,
+    gate: Tensor | None = None,
+    skip_first: bool = False,
+) -> Tensor:
+    """Rows that see nothing are zeros, as in Triton."""
+    lens, first = contexts.lens_R.tolist(), int(skip_first)
+    seeing = [row for row, length in enumerate(lens) if length > first]
+    out = torch.zeros_like(q)
+    if seeing:
+        size = k_pool.shape[1]
+        blocks = [contexts.table_NM[row // contexts.rows_each, : cdiv(lens[row], size)].tolist() for row in seeing]
+        dense = DenseContexts.build([lens[row] for row in seeing], blocks, size, q.device)
+        out[seeing] = paged_attention.paged_decode_torch(q[seeing], k_pool, v_pool, scale, dense, skip_first)
+    return out if gate is None else gate_output_torch(out, gate)
+
+
+def capture_layer(runner: ModelRunner, max_sequences: int, max_tokens: int, capture: Capture = in_torch) -> None:
     """Captures the layer's passes alone: checks are launched, with the values of their drafts."""
-    runner.capture_checks(max_sequences, 3, max_tokens, once_needed)
+    runner.capture_checks(max_sequences, 3, max_tokens, capture)
     runner._graphs.checks = ()

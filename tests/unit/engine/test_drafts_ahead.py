@@ -35,6 +35,7 @@ from tests.support.engine.interpreted import (
     blocks_of,
     capture_layer,
     forget_all,
+    once_needed,
     replayed_checks,
     step,
 )
@@ -103,7 +104,7 @@ def test_passes_begin_behind_the_drafts_that_were_right(trained: Path) -> None:
         runners.append(ModelRunner(model, memory))
         forget_all(runners[-1])
     plain, ours = runners
-    capture_layer(ours, 4, MAX_TOKENS)
+    capture_layer(ours, 4, MAX_TOKENS, once_needed)
     prompts = [random_prompt(n, seed=n) for n in (14, 30, 9)]
     drafted = [[2, 3, 4], [6, 7], [8]]
     inputs = [
