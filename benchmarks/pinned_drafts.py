@@ -53,7 +53,7 @@ class RightDrafts:
 class PinnedDrafts:
     """Replaces a runner's `launch` by one in which as many drafts are right as `right` says.
 
-    It takes requests without penalties and logprobs, and costs a step with drafts a kernel and a copy of the device.
+    It takes requests without penalties and logprobs, and costs the device a kernel and a copy in each step with drafts.
     """
 
     def __init__(self, runner: ModelRunner) -> None:

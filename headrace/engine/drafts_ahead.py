@@ -136,7 +136,7 @@ class CheckedStarts:
         return rows
 
     def fields(self, size: int) -> Tensor:
-        """The inputs of so many sequences, [size, F]: what is `packed` goes there."""
+        """The inputs of so many sequences, [size, F], where what `packed` returns goes."""
         return self._fields[:size]
 
     def find(self, starts: DraftStarts) -> None:
