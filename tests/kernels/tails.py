@@ -314,8 +314,10 @@ def play_at_real_sizes(
 
 
 def check_hopper_bytes_in_flight(launch_of: Callable[[int], Launch], bytes_a_program: int) -> None:
-    """Checks for enough bytes of states in flight for the memory's speed."""
-    for launch, report in zip(launches := [launch_of(T) for T in (1, 4, 0)], compile_for_h200(launches), strict=True):
+    """Checks for enough bytes of states in flight for the memory's speed, without spills."""
+    launches = [launch_of(T) for T in (0, 1, 4, 8)]
+    for launch, report in zip(launches, compile_for_h200(launches), strict=True):
+        assert report.stack_bytes == 0, report
         resident = report.resident_warps // launch.num_warps
         assert resident * bytes_a_program >= KILOBYTES_IN_FLIGHT * 1024, report
 

@@ -8,15 +8,17 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from headrace.kernels.gdn.heads import GdnHeads
+from headrace.kernels.gdn.tail_check_hopper import MOST_REGISTERS
 from headrace.kernels.gdn.tail_update import (
     GdnTail,
     gdn_tail_update,
     gdn_tail_update_torch,
     gdn_tail_update_triton,
 )
-from headrace.kernels.gdn.tail_update_hopper import NUM_WARPS, gdn_tail_update_hopper, most_registers
+from headrace.kernels.gdn.tail_update_hopper import gdn_tail_update_hopper
 from headrace.kernels.gdn.tiles import launch_shape
 from headrace.kernels.lib.hopper import LAYOUT, SPAN
+from headrace.kernels.lib.tail_programs_hopper import NUM_WARPS
 from headrace.kernels.lib.tails import Tails
 from tests.kernels.naive import naive_gdn
 from tests.kernels.tails import (
@@ -131,13 +133,17 @@ def hopper_launch(T: int) -> Launch:
     types = {f"{name}_ptr": "*bf16:16" for name in ("q", "k", "v", "a", "b", "o", "k_tail", "delta_tail")}
     types |= {f"{name}_ptr": "*fp32:16" for name in ("A", "bias", "g_tail")} | {"fields_ptr": "*i32"}
     types |= {"states_desc": f"tensordesc<bf16[128,{SPAN.value}],{LAYOUT.value!r}>"}
-    types |= {f"{name}_stride": "i32:16" for name in ("v", "a", "b")}
-    types |= {name: "i32:16" for name in ("q_eighths", "k_eighths", "slot_rows")}
-    sizes = {"T": T, "H": 32, "K": 128, "V": 128, "HEADS_A_KEY": 2, "PLACES": 32, "PADDED_T": 4, "NUM_ROWS": 8}
+    types |= {name: "i32:16" for name in ("q_eighths", "k_eighths", "a_stride", "b_stride", "slot_rows")}
+    sizes = {"T": T, "H": 32, "K": 128, "V": 128, "HEADS_A_KEY": 2, "PLACES": 32}
     sizes |= {"WARPS": NUM_WARPS, "EPS": 1e-6, "BETA_SCALE": 1.0}
-    kernel = "headrace.kernels.gdn.tail_update_hopper:_gdn_tail_hopper_kernel"
-    return Launch(kernel, types, sizes, num_warps=NUM_WARPS, registers=most_registers(T))
+    kernel = "tail_update_hopper:_gdn_tail_hopper_kernel"
+    types["v_stride"] = "i32:16"
+    if T > 1:
+        kernel = "tail_check_hopper:_gdn_tail_check_kernel"
+        types["v_eighths"] = types.pop("v_stride")
+        sizes["KEYS"] = 8 if T > 4 else 4
+    return Launch(f"headrace.kernels.gdn.{kernel}", types, sizes, num_warps=NUM_WARPS, registers=MOST_REGISTERS)
 
 
-def test_the_hopper_variant_keeps_enough_bytes_in_flight():
+def test_the_hopper_variants_keep_enough_bytes_in_flight():
     check_hopper_bytes_in_flight(hopper_launch, 128 * SPAN.value * 2)

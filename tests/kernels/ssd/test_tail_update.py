@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from headrace.kernels.lib.hopper import LAYOUT, SPAN
+from headrace.kernels.lib.tail_programs_hopper import NUM_WARPS
 from headrace.kernels.lib.tails import Tails
 from headrace.kernels.ssd.heads import SsdHeads
 from headrace.kernels.ssd.tail_update import (
@@ -17,7 +18,7 @@ from headrace.kernels.ssd.tail_update import (
     ssd_tail_update_torch,
     ssd_tail_update_triton,
 )
-from headrace.kernels.ssd.tail_update_hopper import NUM_WARPS, ROWS, ssd_tail_update_hopper
+from headrace.kernels.ssd.tail_update_hopper import MOST_REGISTERS, ROWS, ssd_tail_update_hopper
 from tests.kernels.naive import naive_ssd
 from tests.kernels.tails import (
     HopperTailTests,
@@ -129,10 +130,13 @@ def hopper_launch(T: int) -> Launch:
     types |= {f"{name}_ptr": "*fp32:16" for name in ("A", "D", "bias", "dt_tail")} | {"fields_ptr": "*i32"}
     types |= {"states_desc": f"tensordesc<bf16[{ROWS},{SPAN.value}],{LAYOUT.value!r}>"}
     types |= {f"{name}_stride": "i32:16" for name in ("x", "dt", "B", "C")} | {"slot_rows": "i32:16"}
-    sizes = {"T": T, "H": 64, "P": 64, "N": 128, "HEADS_A_GROUP": 64, "PLACES": 32, "PADDED_T": 8, "ROWS": ROWS}
+    sizes = {"T": T, "H": 64, "P": 64, "N": 128, "HEADS_A_GROUP": 64, "PLACES": 32, "ROWS": ROWS}
     sizes |= {"DT_MIN": 0.0, "DT_MAX": float("inf"), "WARPS": NUM_WARPS}
-    return Launch("headrace.kernels.ssd.tail_update_hopper:_ssd_tail_hopper_kernel", types, sizes, num_warps=NUM_WARPS)
+    kernel, registers = "tail_update_hopper:_ssd_tail_hopper_kernel", MOST_REGISTERS
+    if T > 1:
+        kernel, registers = "tail_check_hopper:_ssd_tail_check_kernel", None
+    return Launch(f"headrace.kernels.ssd.{kernel}", types, sizes, num_warps=NUM_WARPS, registers=registers)
 
 
-def test_the_hopper_variant_keeps_enough_bytes_in_flight():
+def test_the_hopper_variants_keep_enough_bytes_in_flight():
     check_hopper_bytes_in_flight(hopper_launch, ROWS * 128 * 2)

@@ -1,0 +1,75 @@
+"""The parts that Hopper kernels over tails share (Gluon)."""
+
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from headrace.kernels.lib.hopper import LAYOUT, SPAN, async_load
+
+NUM_WARPS = 2
+KEPT = gl.constexpr(16)
+"""Entries of a tail that a program has room for."""
+MOST_ROWS = 8
+"""Rows of a sequence in a step: a token and its drafts."""
+LOG2_E = gl.constexpr(1.4426950408889634)
+
+
+@gluon.constexpr_function
+def over_rows(width):
+    """The layout in which a program's warps copy rows of `width` 16-bit elements, 16 bytes a thread."""
+    return gl.BlockedLayout([1, 8], [256 // width, width // 8], [NUM_WARPS, 1], [1, 0])
+
+
+@gluon.jit
+def load_rows(rows, pointer, places, stride, end):
+    """Starts copying rows [R, width] from the places [R] of rows that are `stride` elements apart; those of `end` and
+    on are zeros."""
+    over: gl.constexpr = over_rows(rows.shape[1])
+    r = gl.arange(0, rows.shape[0], gl.SliceLayout(1, over))
+    within = gl.arange(0, rows.shape[1], gl.SliceLayout(0, over))
+    async_load(rows, pointer + ((places * stride)[:, None] + within[None, :]), mask=(r < end)[:, None])
+
+
+@gluon.jit
+def store_rows(rows, pointer, places, stride, end):
+    """Writes the rows [R, width] before `end` to the places [R] of rows that are `stride` elements apart."""
+    over: gl.constexpr = over_rows(rows.shape[1])
+    r = gl.arange(0, rows.shape[0], gl.SliceLayout(1, over))
+    within = gl.arange(0, rows.shape[1], gl.SliceLayout(0, over))
+    gl.store(pointer + ((places * stride)[:, None] + within[None, :]), rows.load(over), mask=(r < end)[:, None])
+
+
+@gluon.jit
+def place_of(token, PLACES: gl.constexpr):
+    """The place in a ring of a token, counted from the ring's first. Unsigned: that remainder is one instruction."""
+    return (token.to(gl.uint32) % PLACES).to(gl.int32)
+
+
+@gluon.jit
+def split(x, dtype: gl.constexpr):
+    """Two numbers of a 16-bit dtype whose sum is x, as exact as float32 to some 2**-17."""
+    high = x.to(dtype)
+    return high, (x - high.to(gl.float32)).to(dtype)
+
+
+@gluon.jit
+def exp2(x):
+    """2**x in one instruction; 0 where that is no normal number."""
+    return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def add(a, b):
+    return a + b
+
+
+def states_of(state_pool: Tensor, num_rows: int) -> TensorDescriptor:
+    """A pool [S, H, rows, width] as one matrix of all states' rows, of which the copy engine takes `num_rows` at once.
+
+    A slot's rows begin at its number times `state_pool.stride(0) // width`.
+    """
+    (S, H, rows, width), stride = state_pool.shape, state_pool.stride(0)
+    return TensorDescriptor(
+        state_pool, [(S - 1) * (stride // width) + H * rows, width], [width, 1], [num_rows, SPAN.value], LAYOUT.value
+    )
