@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -67,26 +68,42 @@ class PinnedDrafts:
         launched = self._launch(inputs, draws, *rest)
         if not any(entry.has_drafts for entry in inputs):
             return launched
-        ids = self._overwritten(inputs, {row: index for index, (row, _) in enumerate(draws)})
+        ids = self._overwritten(inputs, [row for row, _ in draws])
         return replace(launched, drawn=Drawn(launched.logits, ids[: len(draws)], [draw for _, draw in draws]))
 
-    def _overwritten(self, inputs: Sequence[SequenceInput], draw_of_row: dict[int, int]) -> Tensor:
+    def _overwritten(self, inputs: Sequence[SequenceInput], rows: list[int]) -> Tensor:
         """The drawn tokens, of which those at right drafts are these, and each next one is not its draft.
+
+        rows   the logit row of each draw
 
         On the device: the host may know neither the tokens nor the drafts, and passes behind them read both.
         """
         drawn, sources = self._runner._drawn, self._runner._sources
         made = None if sources is None else sources.drafted
-        pinned, first_row = [], 0
+        of_entries: list[tuple[int, int, int, int]] = []
+        known: list[int] = []
+        first_row = 0
         for entry in inputs:
-            num_drafts = len(entry.tokens) - 1 if entry.has_drafts else 0
-            right = self.right.next(num_drafts) if num_drafts else 0
-            for i in range(min(right + 1, num_drafts)):
-                source = -1 if entry.future_drafts is None or made is None else entry.future_drafts * made.shape[1] + i
-                pinned.append((draw_of_row[first_row + i], entry.tokens[1 + i], source, int(i == right)))
+            if entry.has_drafts:
+                num_drafts = len(entry.tokens) - 1
+                right = self.right.next(num_drafts)
+                number = min(right + 1, num_drafts)
+                future = -1 if entry.future_drafts is None else entry.future_drafts
+                of_entries.append((first_row, number, right, future))
+                known += entry.tokens[1 : 1 + number]
             first_row += entry.num_logits
-        with self._buffers.next(4 * len(pinned)) as packed:
-            packed.view(4, -1)[:] = torch.tensor(pinned).T
+        first, numbers_each, right_each, future_each = np.array(of_entries).T
+        first_pinned = np.cumsum(numbers_each) - numbers_each
+        place = np.arange(len(known)) - np.repeat(first_pinned, numbers_each)  # among its entry's drafts
+        future_row = np.repeat(future_each, numbers_each)
+        draw_of_row = np.zeros(first_row, dtype=np.int64)
+        draw_of_row[rows] = np.arange(len(rows))
+        with self._buffers.next(4 * len(known)) as packed:
+            numbers = packed.numpy().reshape(4, -1)
+            numbers[0] = draw_of_row[np.repeat(first, numbers_each) + place]
+            numbers[1] = known
+            numbers[2] = -1 if made is None else np.where(future_row < 0, -1, future_row * made.shape[1] + place)
+            numbers[3] = place == np.repeat(right_each, numbers_each)
             write = write_drafts_triton if drawn.is_cuda else write_drafts_torch
             write(packed, drawn if made is None else made, drawn)
         return drawn
