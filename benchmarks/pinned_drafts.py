@@ -87,23 +87,24 @@ class PinnedDrafts:
             if entry.has_drafts:
                 num_drafts = len(entry.tokens) - 1
                 right = self.right.next(num_drafts)
-                number = min(right + 1, num_drafts)
+                pinned = min(right + 1, num_drafts)
                 future = -1 if entry.future_drafts is None else entry.future_drafts
-                of_entries.append((first_row, number, right, future))
-                known += entry.tokens[1 : 1 + number]
+                of_entries.append((first_row, pinned, right, future))
+                known += entry.tokens[1 : 1 + pinned]
             first_row += entry.num_logits
-        first, numbers_each, right_each, future_each = np.array(of_entries).T
-        first_pinned = np.cumsum(numbers_each) - numbers_each
-        place = np.arange(len(known)) - np.repeat(first_pinned, numbers_each)  # among its entry's drafts
-        future_row = np.repeat(future_each, numbers_each)
-        draw_of_row = np.zeros(first_row, dtype=np.int64)
+        first, num_pinned, right_each, future_each = np.array(of_entries).T
+        first_pinned = np.cumsum(num_pinned) - num_pinned
+        place = np.arange(len(known)) - np.repeat(first_pinned, num_pinned)  # among its entry's drafts
+        future_row = np.repeat(future_each, num_pinned)
+        draw_of_row = np.full(first_row, -1, dtype=np.int64)
         draw_of_row[rows] = np.arange(len(rows))
         with self._buffers.next(4 * len(known)) as packed:
             numbers = packed.numpy().reshape(4, -1)
-            numbers[0] = draw_of_row[np.repeat(first, numbers_each) + place]
+            numbers[0] = draw_of_row[np.repeat(first, num_pinned) + place]
+            assert numbers[0].min() >= 0, "a checked row without a draw"
             numbers[1] = known
             numbers[2] = -1 if made is None else np.where(future_row < 0, -1, future_row * made.shape[1] + place)
-            numbers[3] = place == np.repeat(right_each, numbers_each)
+            numbers[3] = place == np.repeat(right_each, num_pinned)
             write = write_drafts_triton if drawn.is_cuda else write_drafts_torch
             write(packed, drawn if made is None else made, drawn)
         return drawn

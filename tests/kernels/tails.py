@@ -264,12 +264,17 @@ class RealTailTests:
 class HopperTailTests:
     """Sizes of real models, on a Hopper GPU; parametrised by `case`."""
 
-    @pytest.mark.parametrize("rows_each", [1, 2, 3, 4, 8])
+    @pytest.mark.parametrize("rows_each", [1, 2, 3, 4, 5, 8])
     def test_real_sizes_equal_the_recurrence(self, case: TailCase, rows_each: int):
         play_at_real_sizes(case, "hopper", torch.bfloat16, torch.bfloat16, rows_each)
 
-    def test_a_state_may_be_written_over_its_source(self, case: TailCase):
-        play_at_real_sizes(case, "hopper", torch.bfloat16, torch.bfloat16, 1, in_place=True)
+    @pytest.mark.parametrize("rows_each", [1, 4])
+    def test_a_state_may_be_written_over_its_source(self, case: TailCase, rows_each: int):
+        play_at_real_sizes(case, "hopper", torch.bfloat16, torch.bfloat16, rows_each, in_place=True)
+
+    @pytest.mark.parametrize("rows_each", [1, 4])
+    def test_a_ring_need_not_be_a_power_of_two(self, case: TailCase, rows_each: int):
+        play_at_real_sizes(case, "hopper", torch.bfloat16, torch.bfloat16, rows_each, interval=12)
 
     def test_a_step_of_no_rows_writes_the_newest_states(self, case: TailCase):
         player = Player(case, "hopper", torch.bfloat16, torch.bfloat16, real_four(), REAL_INTERVAL)
@@ -304,9 +309,10 @@ def play_at_real_sizes(
     rows_each: int,
     *,
     in_place: bool = False,
+    interval: int = REAL_INTERVAL,
 ) -> None:
     running = real_four()
-    player = Player(case, implementation, pool_dtype, dtype, running, REAL_INTERVAL)
+    player = Player(case, implementation, pool_dtype, dtype, running, interval)
     for number in range(20):
         accepted = [1 + (number + i) % rows_each for i in range(len(running))]
         player.step(rows_each, accepted, in_place=in_place)

@@ -4,14 +4,14 @@ A program takes SPAN columns of V of one head of a sequence. What a step's rows,
 in the kept entries are products of matrices; what rows give each other is added row by row, by scores that were a
 product of matrices, too.
 
-    read^T [V, rows] = (S^T rows^T) decays + delta^T W        W [entries, rows] = (k rows^T) decays
+    read^T [V, rows] = (S^T rows^T) decays + delta^T W        W [kept, rows] = (k rows^T) decays
 
 Entries   the first KEPT are the tail's, zeros behind those that are there; the others are the step's rows: T keys,
           padded to KEYS, then as many queries
 Shapes    as in headrace/kernels/gdn/tail_update.py, T from 2 to 8
 Contract  as in headrace/kernels/gdn/tail_update_hopper.py
-Numerics  as there: W is multiplied as the sum of two 16-bit numbers, as exact as float32 to some 2**-17. Decays come
-          from sums over all entries up to a row, as in the Triton kernel
+Numerics  as there: W is multiplied as the sum of two 16-bit numbers, as exact as float32 to some 2**-17; what rows give
+          each other is added in float32. Decays come from sums over all entries up to a row, as in the Triton kernel
 Source    NVIDIA, PTX ISA, mma.m16n8k16 (a thread's part of a product of matrices is its part of the next one's right
           operand, transposed) and cp.async
 Tests     on a Hopper GPU alone, as Gluon has no interpreter; elsewhere that it compiles
@@ -26,12 +26,13 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from headrace.kernels.dense.rms_norm import L2_NORM_EPS
 from headrace.kernels.gdn.heads import GdnHeads, log_decay
+from headrace.kernels.lib.exponentials import LOG2_E
 from headrace.kernels.lib.hopper import LAYOUT, SPAN, async_load, tma_load, tma_store, wait_for_warps
 from headrace.kernels.lib.pdl import OVERLAPPED, let_next_start, wait_for_previous
 from headrace.kernels.lib.tail_programs import load_tail_fields
 from headrace.kernels.lib.tail_programs_hopper import (
     KEPT,
-    LOG2_E,
+    LEAST_LOG2,
     NUM_WARPS,
     add,
     exp2,
@@ -45,7 +46,7 @@ from headrace.kernels.lib.tail_programs_hopper import (
 from headrace.kernels.lib.tails import Tails
 
 MOST_REGISTERS = 128  # of a thread; left alone, ptxas takes fewer and serialises loads
-AT_ONCE = gl.constexpr(32)  # rows of a state that a program writes at once, for want of registers
+ROWS_AT_ONCE = gl.constexpr(32)  # of a state, that a program writes, for want of registers
 
 
 @gluon.jit(do_not_specialize_on_alignment=["fields_ptr"])
@@ -53,13 +54,13 @@ def _gdn_tail_check_kernel(
     states_desc, q_ptr, k_ptr, v_ptr, a_ptr, b_ptr, A_ptr, bias_ptr, o_ptr, k_tail_ptr, delta_tail_ptr,
     g_tail_ptr, fields_ptr, q_eighths, k_eighths, v_eighths, a_stride, b_stride, slot_rows,
     T: gl.constexpr, H: gl.constexpr, K: gl.constexpr, V: gl.constexpr, HEADS_A_KEY: gl.constexpr,
-    PLACES: gl.constexpr, KEYS: gl.constexpr, WARPS: gl.constexpr, EPS: gl.constexpr, BETA_SCALE: gl.constexpr,
+    PLACES: gl.constexpr, KEYS: gl.constexpr, EPS: gl.constexpr, BETA_SCALE: gl.constexpr,
 ):  # fmt: skip
     let_next_start()
-    products: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1], [16, 8])
+    products: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [NUM_WARPS, 1], [16, 8])
     left: gl.constexpr = gl.DotOperandLayout(0, products, 2)
     right: gl.constexpr = gl.DotOperandLayout(1, products, 2)
-    lanes: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])  # each warp has all entries, a lane one of them
+    lanes: gl.constexpr = gl.BlockedLayout([1], [32], [NUM_WARPS], [0])  # each warp has all entries, a lane one of them
     columns: gl.constexpr = gl.SliceLayout(0, products)
     over_k: gl.constexpr = gl.SliceLayout(1, over_rows(K))
     over_v: gl.constexpr = gl.SliceLayout(1, over_rows(SPAN))
@@ -114,7 +115,7 @@ def _gdn_tail_check_kernel(
     raw = gl.load(a_ptr + token * a_stride + head, mask=is_own, other=0.0)
     g = gl.where(is_own, log_decay(raw, bias, A), g)
     beta = gl.load(b_ptr + token * b_stride + head, mask=is_own, other=0.0).to(gl.float32)
-    upto = gl.associative_scan(g * LOG2_E, 0, add)  # log2 of the decays from the base on
+    upto = gl.associative_scan(gl.maximum(g * LOG2_E, LEAST_LOG2), 0, add)  # log2 of the decays from the base on
     # A query is as old as its key.
     upto = gl.gather(upto, gl.where(lane < KEPT, lane, KEPT + lane % KEYS), 0)
     upto_entries = gl.allocate_shared_memory(gl.float32, [2 * KEPT], line, upto)
@@ -140,7 +141,7 @@ def _gdn_tail_check_kernel(
     over = gl.sum(gl.where(e[:, None] == r[None, :], of_own, 0.0), 0)
     over = gl.convert_layout(1.0 / gl.sqrt(over + EPS), columns)
     of_own = gl.where(e[:, None] <= (r % KEYS)[None, :], of_own * exp2(upto_r[None, :] - upto_own[:, None]), 0.0)
-    of_rows = gl.allocate_shared_memory(gl.float32, [KEPT, NUM_ROWS], plain, of_own)
+    own_scores = gl.allocate_shared_memory(gl.float32, [KEPT, NUM_ROWS], plain, of_own)
     of_state = exp2(upto_entries.slice(KEPT, NUM_ROWS).load(columns))
     mbarrier.wait(arrived, 0)
     read = mma_v2(states.permute((1, 0)).load(left), rows, gl.zeros([SPAN, NUM_ROWS], gl.float32, products))
@@ -156,7 +157,7 @@ def _gdn_tail_check_kernel(
         found = (v - read * over[None, :]) * scale[None, :]
         delta_i = gl.sum(gl.where((column == i)[None, :], found, 0.0), 1).to(dtype)
         own = gl.where((column == i)[None, :], delta_i[:, None], own)
-        read += delta_i.to(gl.float32)[:, None] * of_rows.slice(i, 1).load(products)
+        read += delta_i.to(gl.float32)[:, None] * own_scores.slice(i, 1).load(products)
     o = read * (over * K**-0.5)[None, :]
     in_tile = gl.arange(0, SPAN, gl.SliceLayout(1, products))
     o_ptr += first * (H * V) + tile * SPAN
@@ -179,10 +180,10 @@ def _gdn_tail_check_kernel(
         entry = gl.arange(0, 2 * KEPT, gl.SliceLayout(0, left))
         weights = exp2(upto_end - upto_entries.load(gl.SliceLayout(0, left)))
         all_deltas = deltas.load(right)
-        for c in gl.static_range(K // AT_ONCE):
-            k = keys.slice(c * AT_ONCE, AT_ONCE, 1).permute((1, 0)).load(left).to(gl.float32)
+        for c in gl.static_range(K // ROWS_AT_ONCE):
+            k = keys.slice(c * ROWS_AT_ONCE, ROWS_AT_ONCE, 1).permute((1, 0)).load(left).to(gl.float32)
             added, rest = split(gl.where((entry <= last)[None, :], k * weights[None, :], 0.0), dtype)
-            tile_rows = states.slice(c * AT_ONCE, AT_ONCE)
+            tile_rows = states.slice(c * ROWS_AT_ONCE, ROWS_AT_ONCE)
             after = tile_rows.load(products).to(gl.float32) * exp2(upto_end)
             tile_rows.store(mma_v2(rest, all_deltas, mma_v2(added, all_deltas, after)).to(dtype))
         fence_async_shared()
@@ -203,7 +204,7 @@ def gdn_tail_check_hopper(
         states_of(state_pool, Dk), q, k, v, a, b, heads.A, heads.dt_bias, o, *tail, tails.fields,
         q.stride(0) // 8, k.stride(0) // 8, v.stride(0) // 8, a.stride(0), b.stride(0), state_pool.stride(0) // Dv,
         T=T, H=Hv, K=Dk, V=Dv, HEADS_A_KEY=Hv // Hk, PLACES=tail[0].shape[1], KEYS=4 if T <= 4 else 8,
-        WARPS=NUM_WARPS, EPS=L2_NORM_EPS, BETA_SCALE=heads.beta_scale, num_warps=NUM_WARPS,
+        EPS=L2_NORM_EPS, BETA_SCALE=heads.beta_scale, num_warps=NUM_WARPS.value,
         maxnreg=MOST_REGISTERS, **OVERLAPPED,
     )  # fmt: skip
     return o

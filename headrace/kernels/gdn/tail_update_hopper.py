@@ -24,14 +24,14 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from headrace.kernels.dense.rms_norm import L2_NORM_EPS
 from headrace.kernels.gdn.heads import GdnHeads, log_decay
-from headrace.kernels.gdn.tail_check_hopper import MOST_REGISTERS, gdn_tail_check_hopper
+from headrace.kernels.gdn.tail_check_hopper import MOST_REGISTERS, ROWS_AT_ONCE, gdn_tail_check_hopper
 from headrace.kernels.lib.dispatch import runs_hopper
+from headrace.kernels.lib.exponentials import LOG2_E
 from headrace.kernels.lib.hopper import LAYOUT, SPAN, async_load, tma_load, tma_store, wait_for_warps
 from headrace.kernels.lib.pdl import OVERLAPPED, let_next_start, wait_for_previous
 from headrace.kernels.lib.tail_programs import load_tail_fields
 from headrace.kernels.lib.tail_programs_hopper import (
     KEPT,
-    LOG2_E,
     MOST_ROWS,
     NUM_WARPS,
     exp2,
@@ -43,23 +43,21 @@ from headrace.kernels.lib.tail_programs_hopper import (
 )
 from headrace.kernels.lib.tails import Tails, most_kept
 
-AT_ONCE = gl.constexpr(32)  # rows of a state that a program writes at once, for want of registers
-
 
 @gluon.jit(do_not_specialize_on_alignment=["fields_ptr"])
 def _gdn_tail_hopper_kernel(
     states_desc, q_ptr, k_ptr, v_ptr, a_ptr, b_ptr, A_ptr, bias_ptr, o_ptr, k_tail_ptr, delta_tail_ptr,
     g_tail_ptr, fields_ptr, q_eighths, k_eighths, v_stride, a_stride, b_stride, slot_rows,
     T: gl.constexpr, H: gl.constexpr, K: gl.constexpr, V: gl.constexpr, HEADS_A_KEY: gl.constexpr,
-    PLACES: gl.constexpr, WARPS: gl.constexpr, EPS: gl.constexpr, BETA_SCALE: gl.constexpr,
+    PLACES: gl.constexpr, EPS: gl.constexpr, BETA_SCALE: gl.constexpr,
 ):  # fmt: skip
     let_next_start()
-    products: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1], [16, 8])
+    products: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [NUM_WARPS, 1], [16, 8])
     left: gl.constexpr = gl.DotOperandLayout(0, products, 2)
     right: gl.constexpr = gl.DotOperandLayout(1, products, 2)
     over_k: gl.constexpr = gl.SliceLayout(1, over_rows(K))
     over_v: gl.constexpr = gl.SliceLayout(1, over_rows(SPAN))
-    line: gl.constexpr = gl.BlockedLayout([K // 32], [32], [WARPS], [0])  # each warp has all of a key or query
+    line: gl.constexpr = gl.BlockedLayout([K // 32], [32], [NUM_WARPS], [0])  # each warp has all of a key or query
     shared: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
     dtype: gl.constexpr = k_tail_ptr.dtype.element_ty
     HK: gl.constexpr = H // HEADS_A_KEY
@@ -156,14 +154,14 @@ def _gdn_tail_hopper_kernel(
             added_v = gl.convert_layout(own, gl.SliceLayout(0, products)).to(gl.float32) * gl.where(has_own, 1.0, 0.0)
         weights = gl.convert_layout(weights, gl.SliceLayout(0, left))
         kept_deltas = deltas.load(right)
-        for c in gl.static_range(K // AT_ONCE):
-            k = k_kept.slice(c * AT_ONCE, AT_ONCE, 1).permute((1, 0)).load(left).to(gl.float32)
+        for c in gl.static_range(K // ROWS_AT_ONCE):
+            k = k_kept.slice(c * ROWS_AT_ONCE, ROWS_AT_ONCE, 1).permute((1, 0)).load(left).to(gl.float32)
             added, rest = split(k * weights[None, :], dtype)
-            tile_rows = states.slice(c * AT_ONCE, AT_ONCE)
+            tile_rows = states.slice(c * ROWS_AT_ONCE, ROWS_AT_ONCE)
             after = tile_rows.load(products).to(gl.float32) * of_base
             after = mma_v2(rest, kept_deltas, mma_v2(added, kept_deltas, after))
             if T > 0:
-                added_k = gl.load(k_ptr + (c * AT_ONCE + gl.arange(0, AT_ONCE, gl.SliceLayout(1, products))))
+                added_k = gl.load(k_ptr + (c * ROWS_AT_ONCE + gl.arange(0, ROWS_AT_ONCE, gl.SliceLayout(1, products))))
                 after += added_k.to(gl.float32)[:, None] * added_v[None, :]
             tile_rows.store(after.to(dtype))
         fence_async_shared()
@@ -187,7 +185,7 @@ def gdn_tail_update_hopper(
         states_of(state_pool, Dk), q, k, v, a, b, heads.A, heads.dt_bias, o, *tail, tails.fields,
         q.stride(0) // 8, k.stride(0) // 8, v.stride(0), a.stride(0), b.stride(0), state_pool.stride(0) // Dv,
         T=T, H=Hv, K=Dk, V=Dv, HEADS_A_KEY=Hv // Hk, PLACES=tail[0].shape[1],
-        WARPS=NUM_WARPS, EPS=L2_NORM_EPS, BETA_SCALE=heads.beta_scale, num_warps=NUM_WARPS,
+        EPS=L2_NORM_EPS, BETA_SCALE=heads.beta_scale, num_warps=NUM_WARPS.value,
         maxnreg=MOST_REGISTERS, **OVERLAPPED,
     )  # fmt: skip
     return o

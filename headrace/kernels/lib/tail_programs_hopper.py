@@ -7,18 +7,19 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from headrace.kernels.lib.hopper import LAYOUT, SPAN, async_load
 
-NUM_WARPS = 2
+NUM_WARPS = gl.constexpr(2)
 KEPT = gl.constexpr(16)
 """Entries of a tail that a program has room for."""
 MOST_ROWS = 8
 """Rows of a sequence in a step: a token and its drafts."""
-LOG2_E = gl.constexpr(1.4426950408889634)
+LEAST_LOG2 = gl.constexpr(-192.0)
+"""log2 of the decay of an entry whose own is less: 2 to this is zero, and sums of these keep what comes behind them."""
 
 
 @gluon.constexpr_function
 def over_rows(width):
-    """The layout in which a program's warps copy rows of `width` 16-bit elements, 16 bytes a thread."""
-    return gl.BlockedLayout([1, 8], [256 // width, width // 8], [NUM_WARPS, 1], [1, 0])
+    """The layout in which the warps of a program copy rows of `width` 16-bit elements, 16 bytes a thread."""
+    return gl.BlockedLayout([1, 8], [256 // width, width // 8], [NUM_WARPS.value, 1], [1, 0])
 
 
 @gluon.jit
@@ -55,7 +56,7 @@ def split(x, dtype: gl.constexpr):
 
 @gluon.jit
 def exp2(x):
-    """2**x in one instruction; 0 where that is no normal number."""
+    """2**x in one instruction: 0 below the normal numbers, infinite above them."""
     return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
 
 

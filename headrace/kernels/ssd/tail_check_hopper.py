@@ -22,12 +22,13 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
+from headrace.kernels.lib.exponentials import LOG2_E
 from headrace.kernels.lib.hopper import LAYOUT, SPAN, tma_load, tma_store, wait_for_warps
 from headrace.kernels.lib.pdl import OVERLAPPED, let_next_start, wait_for_previous
 from headrace.kernels.lib.tail_programs import load_tail_fields
 from headrace.kernels.lib.tail_programs_hopper import (
     KEPT,
-    LOG2_E,
+    LEAST_LOG2,
     MOST_ROWS,
     NUM_WARPS,
     add,
@@ -44,7 +45,7 @@ from headrace.kernels.ssd.heads import SsdHeads, time_step
 
 ROWS = 64
 OWN = gl.constexpr(MOST_ROWS)
-AT_ONCE = gl.constexpr(SPAN.value // 2)  # columns of a state that a program writes at once, for want of registers
+COLUMNS_AT_ONCE = gl.constexpr(SPAN.value // 2)  # of a state, that a program writes, for want of registers
 
 
 @gluon.jit(do_not_specialize_on_alignment=["fields_ptr"])
@@ -52,13 +53,13 @@ def _ssd_tail_check_kernel(
     states_desc, x_ptr, dt_ptr, B_ptr, C_ptr, A_ptr, D_ptr, bias_ptr, y_ptr, x_tail_ptr, B_tail_ptr,
     dt_tail_ptr, fields_ptr, x_stride, dt_stride, B_stride, C_stride, slot_rows,
     DT_MIN: gl.constexpr, DT_MAX: gl.constexpr, T: gl.constexpr, H: gl.constexpr, P: gl.constexpr, N: gl.constexpr,
-    HEADS_A_GROUP: gl.constexpr, PLACES: gl.constexpr, ROWS: gl.constexpr, WARPS: gl.constexpr,
+    HEADS_A_GROUP: gl.constexpr, PLACES: gl.constexpr, ROWS: gl.constexpr,
 ):  # fmt: skip
     let_next_start()
-    products: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1], [16, 8])
+    products: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [NUM_WARPS, 1], [16, 8])
     left: gl.constexpr = gl.DotOperandLayout(0, products, 2)
     right: gl.constexpr = gl.DotOperandLayout(1, products, 2)
-    lanes: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])  # each warp has all entries, a lane one of them
+    lanes: gl.constexpr = gl.BlockedLayout([1], [32], [NUM_WARPS], [0])  # each warp has all entries, a lane one of them
     over_n: gl.constexpr = gl.SliceLayout(1, over_rows(N))
     over_p: gl.constexpr = gl.SliceLayout(1, over_rows(ROWS))
     shared: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
@@ -104,7 +105,7 @@ def _ssd_tail_check_kernel(
     is_own = (lane >= KEPT) & (lane < KEPT + T)
     raw = gl.load(dt_ptr + (first + lane - KEPT) * dt_stride + head, mask=is_own, other=0.0)
     dt = gl.where(is_own, time_step(raw, bias, DT_MIN, DT_MAX), dt)
-    upto = gl.associative_scan(dt * (A * LOG2_E), 0, add)  # log2 of the decays from the base on
+    upto = gl.associative_scan(gl.maximum(dt * (A * LOG2_E), LEAST_LOG2), 0, add)  # log2 of the decays from the base on
     dt_entries = gl.allocate_shared_memory(gl.float32, [2 * KEPT], line, dt)
     upto_entries = gl.allocate_shared_memory(gl.float32, [2 * KEPT], line, upto)
     async_copy.wait_group(0)
@@ -118,13 +119,13 @@ def _ssd_tail_check_kernel(
     # C is the second half of these rows. Transposed, a thread's scores are where it multiplies them.
     _, scores = gl.split(gl.permute(gl.reshape(scores, [2, OWN, 2 * KEPT]), (2, 1, 0)))
     scores = gl.convert_layout(scores, right, assert_trivial=True)
-    own = gl.arange(0, 2 * KEPT, gl.SliceLayout(1, right))[:, None] - KEPT
+    own_row = gl.arange(0, 2 * KEPT, gl.SliceLayout(1, right))[:, None] - KEPT  # that an entry is; below 0: a kept one
     t = gl.arange(0, OWN, gl.SliceLayout(0, right))[None, :]
     dt_e = dt_entries.load(gl.SliceLayout(1, right))
     upto_e = upto_entries.load(gl.SliceLayout(1, right))
     upto_t = upto_entries.slice(KEPT, OWN).load(gl.SliceLayout(0, right))
-    given = gl.where(own <= t, scores * (dt_e[:, None] * exp2(upto_t[None, :] - upto_e[:, None])), 0.0)
-    high, low = split(given + gl.where(own == t, D, 0.0), dtype)
+    given = gl.where(own_row <= t, scores * (dt_e[:, None] * exp2(upto_t[None, :] - upto_e[:, None])), 0.0)
+    high, low = split(given + gl.where(own_row == t, D, 0.0), dtype)
     of_state = exp2(upto_entries.slice(KEPT, OWN).load(gl.SliceLayout(0, products)))
     mbarrier.wait(arrived, 0)
     y = gl.zeros([ROWS, OWN], gl.float32, products)
@@ -155,9 +156,9 @@ def _ssd_tail_check_kernel(
         weights = dt_entries.load(gl.SliceLayout(0, left)) * exp2(upto_end - upto_entry)
         weights = gl.where(entry <= last, weights, 0.0)
         added, rest = split(x_rows.permute((1, 0)).load(left).to(gl.float32) * weights[None, :], dtype)
-        for c in gl.static_range(N // AT_ONCE):
-            columns = states.index(c // 2).slice(c % 2 * AT_ONCE, AT_ONCE, 1)
-            B = B_rows.slice(c * AT_ONCE, AT_ONCE, 1).load(right)
+        for c in gl.static_range(N // COLUMNS_AT_ONCE):
+            columns = states.index(c // 2).slice(c % 2 * COLUMNS_AT_ONCE, COLUMNS_AT_ONCE, 1)
+            B = B_rows.slice(c * COLUMNS_AT_ONCE, COLUMNS_AT_ONCE, 1).load(right)
             after = columns.load(products).to(gl.float32) * exp2(upto_end)
             columns.store(mma_v2(rest, B, mma_v2(added, B, after)).to(dtype))
         fence_async_shared()
@@ -179,6 +180,6 @@ def ssd_tail_check_hopper(
         states_of(state_pool, ROWS), x, dt, B, C, heads.A, heads.D, heads.dt_bias, y, *tail, tails.fields,
         x.stride(0), dt.stride(0), B.stride(0), C.stride(0), state_pool.stride(0) // N,
         DT_MIN=heads.dt_min, DT_MAX=heads.dt_max, T=tails.rows_each, H=H, P=P, N=N, HEADS_A_GROUP=H // G,
-        PLACES=tail[0].shape[1], ROWS=ROWS, WARPS=NUM_WARPS, num_warps=NUM_WARPS, **OVERLAPPED,
+        PLACES=tail[0].shape[1], ROWS=ROWS, num_warps=NUM_WARPS.value, **OVERLAPPED,
     )  # fmt: skip
     return y

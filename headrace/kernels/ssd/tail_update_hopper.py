@@ -4,7 +4,9 @@ A program takes ROWS rows of one head's state. They and the tail's entries are c
 is waited for. What the step's row finds in the state and in the kept entries are products of matrices; it is the first
 of eight columns, the fewest that the matrix units take. A step may also have no row, and only write states.
 
-    y [P] = ((S C) G + x^T w) decay        w [kept] = (B C) decays dt
+    y [P] = ((S C) g + x^T w) decay + x_own (B_own C dt_own + D)        w [kept] = (B C) decays dt
+
+with g the decay of all kept entries, and the row's own decay behind them.
 
 Shapes    as in headrace/kernels/ssd/tail_update.py
 Contract  as there, but states at bases and kept entries, too, are read early: no kernel since the last ordinary launch
@@ -22,12 +24,12 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from headrace.kernels.lib.dispatch import runs_hopper
+from headrace.kernels.lib.exponentials import LOG2_E
 from headrace.kernels.lib.hopper import LAYOUT, SPAN, tma_load, tma_store, wait_for_warps
 from headrace.kernels.lib.pdl import OVERLAPPED, let_next_start, wait_for_previous
 from headrace.kernels.lib.tail_programs import load_tail_fields
 from headrace.kernels.lib.tail_programs_hopper import (
     KEPT,
-    LOG2_E,
     MOST_ROWS,
     NUM_WARPS,
     exp2,
@@ -39,11 +41,9 @@ from headrace.kernels.lib.tail_programs_hopper import (
 )
 from headrace.kernels.lib.tails import Tails, most_kept
 from headrace.kernels.ssd.heads import SsdHeads, time_step
-from headrace.kernels.ssd.tail_check_hopper import ssd_tail_check_hopper
+from headrace.kernels.ssd.tail_check_hopper import COLUMNS_AT_ONCE, ROWS, ssd_tail_check_hopper
 
-ROWS = 64
 MOST_REGISTERS = 112  # of a thread, for nine programs a multiprocessor; left alone, ptxas takes 80 and serialises loads
-AT_ONCE = gl.constexpr(SPAN.value // 2)  # columns of a state that a program writes at once, for want of registers
 
 
 @gluon.jit(do_not_specialize_on_alignment=["fields_ptr"])
@@ -51,15 +51,15 @@ def _ssd_tail_hopper_kernel(
     states_desc, x_ptr, dt_ptr, B_ptr, C_ptr, A_ptr, D_ptr, bias_ptr, y_ptr, x_tail_ptr, B_tail_ptr,
     dt_tail_ptr, fields_ptr, x_stride, dt_stride, B_stride, C_stride, slot_rows,
     DT_MIN: gl.constexpr, DT_MAX: gl.constexpr, T: gl.constexpr, H: gl.constexpr, P: gl.constexpr, N: gl.constexpr,
-    HEADS_A_GROUP: gl.constexpr, PLACES: gl.constexpr, ROWS: gl.constexpr, WARPS: gl.constexpr,
+    HEADS_A_GROUP: gl.constexpr, PLACES: gl.constexpr, ROWS: gl.constexpr,
 ):  # fmt: skip
     let_next_start()
-    products: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [WARPS, 1], [16, 8])
+    products: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [NUM_WARPS, 1], [16, 8])
     left: gl.constexpr = gl.DotOperandLayout(0, products, 2)
     right: gl.constexpr = gl.DotOperandLayout(1, products, 2)
     over_n: gl.constexpr = gl.SliceLayout(1, over_rows(N))
     over_p: gl.constexpr = gl.SliceLayout(1, over_rows(ROWS))
-    line: gl.constexpr = gl.BlockedLayout([N // 32], [32], [WARPS], [0])  # each warp has all of a row of B or C
+    line: gl.constexpr = gl.BlockedLayout([N // 32], [32], [NUM_WARPS], [0])  # each warp has all of a row of B or C
     shared: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0])
     dtype: gl.constexpr = x_tail_ptr.dtype.element_ty
     G: gl.constexpr = H // HEADS_A_GROUP
@@ -157,13 +157,13 @@ def _ssd_tail_hopper_kernel(
             of_base = exp2(log_end)
         weights = gl.convert_layout(weights, gl.SliceLayout(0, left))
         added, rest = split(x_kept.permute((1, 0)).load(left).to(gl.float32) * weights[None, :], dtype)
-        for c in gl.static_range(N // AT_ONCE):
-            columns = states.index(c // 2).slice(c % 2 * AT_ONCE, AT_ONCE, 1)
-            B = B_kept.slice(c * AT_ONCE, AT_ONCE, 1).load(right)
+        for c in gl.static_range(N // COLUMNS_AT_ONCE):
+            columns = states.index(c // 2).slice(c % 2 * COLUMNS_AT_ONCE, COLUMNS_AT_ONCE, 1)
+            B = B_kept.slice(c * COLUMNS_AT_ONCE, COLUMNS_AT_ONCE, 1).load(right)
             after = columns.load(products).to(gl.float32) * of_base
             after = mma_v2(rest, B, mma_v2(added, B, after))
             if T > 0:
-                in_span = c * AT_ONCE + gl.arange(0, AT_ONCE, gl.SliceLayout(0, products))
+                in_span = c * COLUMNS_AT_ONCE + gl.arange(0, COLUMNS_AT_ONCE, gl.SliceLayout(0, products))
                 B_added = gl.load(B_ptr + (sequence * B_stride + group * N) + in_span).to(gl.float32)
                 after += x_added[:, None] * B_added[None, :]
             columns.store(after.to(dtype))
@@ -189,7 +189,7 @@ def ssd_tail_update_hopper(
         states_of(state_pool, ROWS), x, dt, B, C, heads.A, heads.D, heads.dt_bias, y, *tail, tails.fields,
         x.stride(0), dt.stride(0), B.stride(0), C.stride(0), state_pool.stride(0) // N,
         DT_MIN=heads.dt_min, DT_MAX=heads.dt_max, T=T, H=H, P=P, N=N, HEADS_A_GROUP=H // G,
-        PLACES=tail[0].shape[1], ROWS=ROWS, WARPS=NUM_WARPS, num_warps=NUM_WARPS, maxnreg=MOST_REGISTERS,
+        PLACES=tail[0].shape[1], ROWS=ROWS, num_warps=NUM_WARPS.value, maxnreg=MOST_REGISTERS,
         **OVERLAPPED,
     )  # fmt: skip
     return y
@@ -208,5 +208,6 @@ def fits_hopper(
         and most_kept(tail[0].shape[1]) <= KEPT.value
         and tails.rows_each <= MOST_ROWS
         and state_pool.stride(0) % N == state_pool.data_ptr() % 16 == 0
-        and all(each.stride(0) % 16 == each.data_ptr() % 16 == 0 for each in (x, B, C))  # cp.async takes 16 bytes
+        # Copies of 16 bytes begin at multiples of them, and of a stride Triton knows whether 16 divides it.
+        and all(each.stride(0) % 16 == each.data_ptr() % 16 == 0 for each in (x, B, C))
     )

@@ -135,14 +135,14 @@ def hopper_launch(T: int) -> Launch:
     types |= {"states_desc": f"tensordesc<bf16[128,{SPAN.value}],{LAYOUT.value!r}>"}
     types |= {name: "i32:16" for name in ("q_eighths", "k_eighths", "a_stride", "b_stride", "slot_rows")}
     sizes = {"T": T, "H": 32, "K": 128, "V": 128, "HEADS_A_KEY": 2, "PLACES": 32}
-    sizes |= {"WARPS": NUM_WARPS, "EPS": 1e-6, "BETA_SCALE": 1.0}
+    sizes |= {"EPS": 1e-6, "BETA_SCALE": 1.0}
     kernel = "tail_update_hopper:_gdn_tail_hopper_kernel"
     types["v_stride"] = "i32:16"
     if T > 1:
         kernel = "tail_check_hopper:_gdn_tail_check_kernel"
         types["v_eighths"] = types.pop("v_stride")
         sizes["KEYS"] = 8 if T > 4 else 4
-    return Launch(f"headrace.kernels.gdn.{kernel}", types, sizes, num_warps=NUM_WARPS, registers=MOST_REGISTERS)
+    return Launch(f"headrace.kernels.gdn.{kernel}", types, sizes, num_warps=NUM_WARPS.value, registers=MOST_REGISTERS)
 
 
 def test_the_hopper_variants_keep_enough_bytes_in_flight():

@@ -131,11 +131,11 @@ def hopper_launch(T: int) -> Launch:
     types |= {"states_desc": f"tensordesc<bf16[{ROWS},{SPAN.value}],{LAYOUT.value!r}>"}
     types |= {f"{name}_stride": "i32:16" for name in ("x", "dt", "B", "C")} | {"slot_rows": "i32:16"}
     sizes = {"T": T, "H": 64, "P": 64, "N": 128, "HEADS_A_GROUP": 64, "PLACES": 32, "ROWS": ROWS}
-    sizes |= {"DT_MIN": 0.0, "DT_MAX": float("inf"), "WARPS": NUM_WARPS}
+    sizes |= {"DT_MIN": 0.0, "DT_MAX": float("inf")}
     kernel, registers = "tail_update_hopper:_ssd_tail_hopper_kernel", MOST_REGISTERS
     if T > 1:
         kernel, registers = "tail_check_hopper:_ssd_tail_check_kernel", None
-    return Launch(f"headrace.kernels.ssd.{kernel}", types, sizes, num_warps=NUM_WARPS, registers=registers)
+    return Launch(f"headrace.kernels.ssd.{kernel}", types, sizes, num_warps=NUM_WARPS.value, registers=registers)
 
 
 def test_the_hopper_variants_keep_enough_bytes_in_flight():
