@@ -60,20 +60,30 @@ def gdn() -> None:
     gdn_prefill_triton(keys, keys, random(ROWS, 4, 128), gates, gates, heads, pool, segments())
 
 
-TAILS = Tails(torch.tensor([[0, -1, 0, 0, 3, 0]], dtype=torch.int32), 1)
+def tails(rows_each: int) -> Tails:
+    return Tails(torch.tensor([[0, -1, 0, 0, 3, 0]], dtype=torch.int32), rows_each)
 
 
-def ssd_decode() -> None:
-    heads, columns = SsdHeads(-torch.rand(8), torch.rand(8), torch.rand(8)), random(1, 1, 128)
+def ssd_decode(rows_each: int = 1) -> None:
+    heads, columns = SsdHeads(-torch.rand(8), torch.rand(8), torch.rand(8)), random(rows_each, 1, 128)
     tail = SsdTail(random(1, 32, 8, 64), random(1, 32, 1, 128), torch.rand(1, 32, 8))
-    ssd_tail_update(random(1, 8, 64), random(1, 8), columns, columns, heads, random(2, 8, 64, 128), tail, TAILS)
+    x, dt, pool = random(rows_each, 8, 64), random(rows_each, 8), random(2, 8, 64, 128)
+    ssd_tail_update(x, dt, columns, columns, heads, pool, tail, tails(rows_each))
 
 
-def gdn_decode() -> None:
-    heads, keys, gates = GdnHeads(-torch.rand(4), torch.rand(4)), random(1, 2, 128), random(1, 4)
+def ssd_check() -> None:
+    ssd_decode(rows_each=4)
+
+
+def gdn_decode(rows_each: int = 1) -> None:
+    heads, keys, gates = GdnHeads(-torch.rand(4), torch.rand(4)), random(rows_each, 2, 128), random(rows_each, 4)
     tail = GdnTail(random(1, 32, 2, 128), random(1, 32, 4, 128), -torch.rand(1, 32, 4))
-    pool = random(2, 4, 128, 128)
-    gdn_tail_update(keys, keys, random(1, 4, 128), gates, gates, heads, pool, tail, TAILS)
+    values, pool = random(rows_each, 4, 128), random(2, 4, 128, 128)
+    gdn_tail_update(keys, keys, values, gates, gates, heads, pool, tail, tails(rows_each))
+
+
+def gdn_check() -> None:
+    gdn_decode(rows_each=4)
 
 
 def experts() -> None:
@@ -87,7 +97,9 @@ OPERATIONS: dict[Callable[[], None], str] = {
     ssd: "_ssd_hopper_outputs_kernel",
     gdn: "_gdn_hopper_states_kernel",
     ssd_decode: "_ssd_tail_hopper_kernel",
+    ssd_check: "_ssd_tail_check_kernel",
     gdn_decode: "_gdn_tail_hopper_kernel",
+    gdn_check: "_gdn_tail_check_kernel",
     experts: "_grouped_linear_kernel",
 }
 
