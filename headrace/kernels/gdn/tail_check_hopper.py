@@ -22,12 +22,12 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from headrace.kernels.dense.rms_norm import L2_NORM_EPS
 from headrace.kernels.gdn.heads import GdnHeads, log_decay
 from headrace.kernels.lib.exponentials import LOG2_E
-from headrace.kernels.lib.hopper import LAYOUT, SPAN, async_load, tma_load, tma_store, wait_for_warps
+from headrace.kernels.lib.hopper import SPAN, async_load
 from headrace.kernels.lib.pdl import OVERLAPPED, let_next_start, wait_for_previous
 from headrace.kernels.lib.tail_programs import load_tail_fields
 from headrace.kernels.lib.tail_programs_hopper import (
@@ -36,12 +36,14 @@ from headrace.kernels.lib.tail_programs_hopper import (
     NUM_WARPS,
     add,
     exp2,
+    fetch_state,
     load_rows,
     over_rows,
     place_of,
     split,
     states_of,
     store_rows,
+    store_state,
 )
 from headrace.kernels.lib.tails import Tails
 
@@ -77,14 +79,8 @@ def _gdn_tail_check_kernel(
     key_head = head // HEADS_A_KEY
     src, dst, row, start, kept, written = load_tail_fields(fields_ptr, sequence)
     kept = gl.where(row >= 0, kept, 0)
-    states = gl.allocate_shared_memory(dtype, [K, SPAN], LAYOUT)
-    arrived = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    mbarrier.init(arrived, count=1)
-    fence_async_shared()  # makes the barrier visible to the copy engine
-    # What lies outside of the pool is zero: of a row of -1 all is.
-    first_row = gl.where((src >= 0) & (row >= 0), src * slot_rows + head * K, -K)
-    mbarrier.expect(arrived, K * SPAN * 2)
-    tma_load(states_desc, [first_row, first_column], arrived, states)
+    states, arrived = fetch_state(states_desc, src, row, slot_rows, head * K, first_column, 1, K)
+    state = states.index(0)
 
     first_place = row.to(gl.int64) * PLACES
     k_tail_ptr += first_place * (HK * K) + key_head * K
@@ -144,7 +140,7 @@ def _gdn_tail_check_kernel(
     own_scores = gl.allocate_shared_memory(gl.float32, [KEPT, NUM_ROWS], plain, of_own)
     of_state = exp2(upto_entries.slice(KEPT, NUM_ROWS).load(columns))
     mbarrier.wait(arrived, 0)
-    read = mma_v2(states.permute((1, 0)).load(left), rows, gl.zeros([SPAN, NUM_ROWS], gl.float32, products))
+    read = mma_v2(state.permute((1, 0)).load(left), rows, gl.zeros([SPAN, NUM_ROWS], gl.float32, products))
     delta = deltas.slice(0, KEPT).permute((1, 0)).load(left)
     read = mma_v2(delta, low, mma_v2(delta, high, read * of_state[None, :]))
 
@@ -183,13 +179,10 @@ def _gdn_tail_check_kernel(
         for c in gl.static_range(K // ROWS_AT_ONCE):
             k = keys.slice(c * ROWS_AT_ONCE, ROWS_AT_ONCE, 1).permute((1, 0)).load(left).to(gl.float32)
             added, rest = split(gl.where((entry <= last)[None, :], k * weights[None, :], 0.0), dtype)
-            tile_rows = states.slice(c * ROWS_AT_ONCE, ROWS_AT_ONCE)
+            tile_rows = state.slice(c * ROWS_AT_ONCE, ROWS_AT_ONCE)
             after = tile_rows.load(products).to(gl.float32) * exp2(upto_end)
             tile_rows.store(mma_v2(rest, all_deltas, mma_v2(added, all_deltas, after)).to(dtype))
-        fence_async_shared()
-        wait_for_warps()
-        tma_store(states_desc, [dst * slot_rows + head * K, first_column], states)
-        tma.store_wait(0)
+        store_state(states_desc, states, dst * slot_rows + head * K, first_column)
 
 
 def gdn_tail_check_hopper(

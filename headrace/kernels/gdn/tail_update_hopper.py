@@ -20,14 +20,14 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from headrace.kernels.dense.rms_norm import L2_NORM_EPS
 from headrace.kernels.gdn.heads import GdnHeads, log_decay
 from headrace.kernels.gdn.tail_check_hopper import MOST_REGISTERS, ROWS_AT_ONCE, gdn_tail_check_hopper
 from headrace.kernels.lib.dispatch import runs_hopper
 from headrace.kernels.lib.exponentials import LOG2_E
-from headrace.kernels.lib.hopper import LAYOUT, SPAN, async_load, tma_load, tma_store, wait_for_warps
+from headrace.kernels.lib.hopper import SPAN, async_load
 from headrace.kernels.lib.pdl import OVERLAPPED, let_next_start, wait_for_previous
 from headrace.kernels.lib.tail_programs import load_tail_fields
 from headrace.kernels.lib.tail_programs_hopper import (
@@ -35,11 +35,13 @@ from headrace.kernels.lib.tail_programs_hopper import (
     MOST_ROWS,
     NUM_WARPS,
     exp2,
+    fetch_state,
     load_rows,
     over_rows,
     place_of,
     split,
     states_of,
+    store_state,
 )
 from headrace.kernels.lib.tails import Tails, most_kept
 
@@ -68,14 +70,8 @@ def _gdn_tail_hopper_kernel(
     key_head = head // HEADS_A_KEY
     src, dst, row, start, kept, written = load_tail_fields(fields_ptr, sequence)
     kept = gl.where(row >= 0, kept, 0)
-    states = gl.allocate_shared_memory(dtype, [K, SPAN], LAYOUT)
-    arrived = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    mbarrier.init(arrived, count=1)
-    fence_async_shared()  # makes the barrier visible to the copy engine
-    # What lies outside of the pool is zero: of a row of -1 all is.
-    first_row = gl.where((src >= 0) & (row >= 0), src * slot_rows + head * K, -K)
-    mbarrier.expect(arrived, K * SPAN * 2)
-    tma_load(states_desc, [first_row, first_column], arrived, states)
+    states, arrived = fetch_state(states_desc, src, row, slot_rows, head * K, first_column, 1, K)
+    state = states.index(0)
 
     first_place = row.to(gl.int64) * PLACES
     k_tail_ptr += first_place * (HK * K) + key_head * K
@@ -120,7 +116,7 @@ def _gdn_tail_hopper_kernel(
         scores = mma_v2(k_kept.load(left), of_rows, gl.zeros([KEPT, 8], gl.float32, products))
         high, low = split(scores * kept_weights[:, None], dtype)
         mbarrier.wait(arrived, 0)
-        read = mma_v2(states.permute((1, 0)).load(left), of_rows, gl.zeros([SPAN, 8], gl.float32, products))
+        read = mma_v2(state.permute((1, 0)).load(left), of_rows, gl.zeros([SPAN, 8], gl.float32, products))
         delta = deltas.permute((1, 0)).load(left)
         read = mma_v2(delta, gl.convert_layout(high, right), read * of_state)
         read = mma_v2(delta, gl.convert_layout(low, right), read) * exp2(g_own * LOG2_E)
@@ -157,17 +153,14 @@ def _gdn_tail_hopper_kernel(
         for c in gl.static_range(K // ROWS_AT_ONCE):
             k = k_kept.slice(c * ROWS_AT_ONCE, ROWS_AT_ONCE, 1).permute((1, 0)).load(left).to(gl.float32)
             added, rest = split(k * weights[None, :], dtype)
-            tile_rows = states.slice(c * ROWS_AT_ONCE, ROWS_AT_ONCE)
+            tile_rows = state.slice(c * ROWS_AT_ONCE, ROWS_AT_ONCE)
             after = tile_rows.load(products).to(gl.float32) * of_base
             after = mma_v2(rest, kept_deltas, mma_v2(added, kept_deltas, after))
             if T > 0:
                 added_k = gl.load(k_ptr + (c * ROWS_AT_ONCE + gl.arange(0, ROWS_AT_ONCE, gl.SliceLayout(1, products))))
                 after += added_k.to(gl.float32)[:, None] * added_v[None, :]
             tile_rows.store(after.to(dtype))
-        fence_async_shared()
-        wait_for_warps()
-        tma_store(states_desc, [dst * slot_rows + head * K, first_column], states)
-        tma.store_wait(0)
+        store_state(states_desc, states, dst * slot_rows + head * K, first_column)
 
 
 def gdn_tail_update_hopper(

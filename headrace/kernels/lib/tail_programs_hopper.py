@@ -3,9 +3,10 @@
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from headrace.kernels.lib.hopper import LAYOUT, SPAN, async_load
+from headrace.kernels.lib.hopper import LAYOUT, SPAN, async_load, tma_load, tma_store, wait_for_warps
 
 NUM_WARPS = gl.constexpr(2)
 KEPT = gl.constexpr(16)
@@ -20,6 +21,35 @@ LEAST_LOG2 = gl.constexpr(-192.0)
 def over_rows(width):
     """The layout in which the warps of a program copy rows of `width` 16-bit elements, 16 bytes a thread."""
     return gl.BlockedLayout([1, 8], [256 // width, width // 8], [NUM_WARPS.value, 1], [1, 0])
+
+
+@gluon.jit
+def fetch_state(states_desc, src, row, slot_rows, first_row, first_column, SPANS: gl.constexpr, ROWS: gl.constexpr):
+    """Starts copying ROWS rows and SPANS spans of the state in slot `src`; without one, zeros.
+
+    Returns shared memory [SPANS, ROWS, SPAN], and the barrier to wait on.
+    """
+    states = gl.allocate_shared_memory(states_desc.dtype, [SPANS, ROWS, SPAN], LAYOUT)
+    arrived = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(arrived, count=1)
+    fence_async_shared()  # makes the barrier visible to the copy engine
+    # What lies outside of the pool is zero: of a row of -1 all is.
+    first_row = gl.where((src >= 0) & (row >= 0), src * slot_rows + first_row, -ROWS)
+    mbarrier.expect(arrived, SPANS * ROWS * SPAN * 2)
+    for c in gl.static_range(SPANS):
+        tma_load(states_desc, [first_row, first_column + c * SPAN], arrived, states.index(c))
+    return states, arrived
+
+
+@gluon.jit
+def store_state(states_desc, states, first_row, first_column):
+    """Writes shared memory [SPANS, ROWS, SPAN], as all warps have left it, to these rows and columns of the pool."""
+    SPANS: gl.constexpr = states.shape[0]
+    fence_async_shared()
+    wait_for_warps()
+    for c in gl.static_range(SPANS):
+        tma_store(states_desc, [first_row, first_column + c * SPAN], states.index(c))
+    tma.store_wait(0)
 
 
 @gluon.jit

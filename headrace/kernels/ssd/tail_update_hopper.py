@@ -21,11 +21,11 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from headrace.kernels.lib.dispatch import runs_hopper
 from headrace.kernels.lib.exponentials import LOG2_E
-from headrace.kernels.lib.hopper import LAYOUT, SPAN, tma_load, tma_store, wait_for_warps
+from headrace.kernels.lib.hopper import SPAN
 from headrace.kernels.lib.pdl import OVERLAPPED, let_next_start, wait_for_previous
 from headrace.kernels.lib.tail_programs import load_tail_fields
 from headrace.kernels.lib.tail_programs_hopper import (
@@ -33,11 +33,13 @@ from headrace.kernels.lib.tail_programs_hopper import (
     MOST_ROWS,
     NUM_WARPS,
     exp2,
+    fetch_state,
     load_rows,
     over_rows,
     place_of,
     split,
     states_of,
+    store_state,
 )
 from headrace.kernels.lib.tails import Tails, most_kept
 from headrace.kernels.ssd.heads import SsdHeads, time_step
@@ -69,15 +71,7 @@ def _ssd_tail_hopper_kernel(
     head, group = tile // TILES, tile // (TILES * HEADS_A_GROUP)
     src, dst, row, start, kept, written = load_tail_fields(fields_ptr, sequence)
     kept = gl.where(row >= 0, kept, 0)
-    states = gl.allocate_shared_memory(dtype, [N // SPAN, ROWS, SPAN], LAYOUT)
-    arrived = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    mbarrier.init(arrived, count=1)
-    fence_async_shared()  # makes the barrier visible to the copy engine
-    # What lies outside of the pool is zero: of a row of -1 all is.
-    first_row = gl.where((src >= 0) & (row >= 0), src * slot_rows + tile * ROWS, -ROWS)
-    mbarrier.expect(arrived, ROWS * N * 2)
-    for c in gl.static_range(N // SPAN):
-        tma_load(states_desc, [first_row, c * SPAN], arrived, states.index(c))
+    states, arrived = fetch_state(states_desc, src, row, slot_rows, tile * ROWS, 0, N // SPAN, ROWS)
 
     first_place = row.to(gl.int64) * PLACES
     x_tail_ptr += first_place * (H * P) + tile * ROWS
@@ -167,11 +161,7 @@ def _ssd_tail_hopper_kernel(
                 B_added = gl.load(B_ptr + (sequence * B_stride + group * N) + in_span).to(gl.float32)
                 after += x_added[:, None] * B_added[None, :]
             columns.store(after.to(dtype))
-        fence_async_shared()
-        wait_for_warps()
-        for c in gl.static_range(N // SPAN):
-            tma_store(states_desc, [dst * slot_rows + tile * ROWS, c * SPAN], states.index(c))
-        tma.store_wait(0)
+        store_state(states_desc, states, dst * slot_rows + tile * ROWS, 0)
 
 
 def ssd_tail_update_hopper(
