@@ -11,7 +11,8 @@ those of prompts by what they take, each of an answer by what it would take of a
     (token's seconds * (sequences + chances of the drafts) + seconds of prompts) / seconds of all the step
 
 It takes none where that is not GAIN better than without. Then nothing more would be learnt, so now and then a step
-*probes* with a draft of each sequence: in all, probes take PROBE_SHARE of the time.
+*probes* with a draft of each sequence: in all, probes take PROBE_SHARE of the time. So one does, more seldom, where a
+limit leaves no room for drafts: that they take so long may have been an exception.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ from typing import NamedTuple, Protocol
 
 GAIN = 1.02
 PROBE_SHARE = 0.01
+LATE_PROBE_SHARE = 0.002
+"""The same of probes beyond the step's limit: of the gaps between tokens less than a hundredth is longer for them."""
+PROBED_STEPS = 2
+"""Steps that a probe makes longer: one behind it, launched before its tokens are known, is a pass of as many rows."""
 LOOK_TURNS = 8
 """Turns until the number is chosen anew where nothing is drafted: choosing costs the host time, too."""
 
@@ -36,8 +41,8 @@ NODE_TRIES = 512
 """Tries that are remembered: a sequence goes from quoting to thinking within a sentence, a node's requests do not."""
 FORCED_RATE = 0.95
 """The same of tokens that a grammar forces: the text is certain, how it is cut into tokens is not."""
-LATE_STEPS = 16
-"""Steps over which the time beside the predicted one is averaged."""
+LATE_STEPS, LATE_PROBES = 16, 4
+"""Steps over which the time beside the predicted one is averaged, and probes, of which there are few."""
 MOST_LATE = 4.0
 """Times the predicted seconds that one step may be late for its average: a first launch is later."""
 
@@ -202,6 +207,7 @@ class AutoCount:
         self._turns_to_rest = 0
         self._probe: tuple[StepPrice, float] | None = None  # the step that is being made is one: its price, and when
         self._no_probe_before_s = -math.inf
+        self._probes_under_way = 0
 
     def rests(self) -> bool:
         self._turns_to_rest = max(0, self._turns_to_rest - 1)
@@ -210,24 +216,26 @@ class AutoCount:
     def counts(self, offers: Sequence[Offer], price: StepPrice, now_s: float) -> list[int]:
         if not offers:
             return []
-        price = self._measured(price)
-        counts = best_counts(self._chances(offers), price, self._max_step_drafts)
+        measured = self._measured(price)
+        counts = best_counts(self._chances(offers), measured, self._max_step_drafts)
         self._probe = None
         if any(counts) or self._turns_to_rest:
             return counts
-        left = price.fitting(self._max_step_drafts)
-        if now_s < self._no_probe_before_s or not left:
+        if now_s < self._no_probe_before_s:
             self._turns_to_rest = LOOK_TURNS
             return counts
-        self._probe = price, now_s
-        return [int(row < left) for row in range(len(offers))]
+        self._probe = measured, now_s
+        most = measured.fitting(self._max_step_drafts) or self._max_step_drafts
+        return [int(row < most) for row in range(len(offers))]
 
     def drafted(self, num_drafts: int) -> None:
         """A probe that waited for tokens and then found nothing has cost as much as one with a draft."""
         if self._probe is not None:
             (price, now_s), self._probe = self._probe, None
             extra_s = max(0.0, price.of(max(1, num_drafts)) - price.of(0))
-            self._no_probe_before_s = now_s + extra_s / PROBE_SHARE
+            share = PROBE_SHARE if price.fitting(1) else LATE_PROBE_SHARE
+            self._no_probe_before_s = now_s + PROBED_STEPS * extra_s / share
+            self._probes_under_way += num_drafts > 0
             self._turns_to_rest = LOOK_TURNS
 
     def verified(self, offer: Offer, num_accepted: int) -> None:
@@ -241,7 +249,9 @@ class AutoCount:
 
     def took(self, seconds: float, predicted_s: float, *, has_drafts: bool, has_prompts: bool) -> None:
         late_s, kind = min(seconds - predicted_s, MOST_LATE * predicted_s), (has_drafts, has_prompts)
-        self._late_s[kind] += (late_s - self._late_s[kind]) / LATE_STEPS
+        is_probe = has_drafts and self._probes_under_way > 0
+        self._probes_under_way -= is_probe
+        self._late_s[kind] += (late_s - self._late_s[kind]) / (LATE_PROBES if is_probe else LATE_STEPS)
 
     def _measured(self, price: StepPrice) -> StepPrice:
         has_prompts = price.prompts is not None

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from headrace.speculation.draft_count import (
+    LATE_PROBE_SHARE,
     LOOK_TURNS,
     OWN_TRIES,
     PROBE_SHARE,
@@ -35,6 +36,12 @@ def turn(count: AutoCount, offered: list[Offer], now_s: float, num_right: int, p
         if number:
             count.verified(offer._replace(most=number), min(number, num_right))
     return counts
+
+
+def between_probes(count: AutoCount, offered: list[Offer], price: StepPrice) -> list[int]:
+    """What it chooses; if that is nothing, behind a probe."""
+    count.drafted(sum(count.counts(offered, price, 0.0)))
+    return count.counts(offered, price, 0.0)
 
 
 def test_the_rate_of_a_place_counts_only_drafts_behind_right_ones() -> None:
@@ -97,8 +104,8 @@ def test_steps_with_drafts_and_prompts_are_late_on_their_own() -> None:
         for has_prompts, seconds in ((False, 5e-3), (True, 13e-3)):
             count.took(seconds, 5e-3, has_drafts=True, has_prompts=has_prompts)
             count.took(5e-3, 5e-3, has_drafts=False, has_prompts=has_prompts)
-    assert sum(count.counts(offers(20), replace(price, prompts=None), 0.0)) == 60
-    assert sum(count.counts(offers(20), price, 0.0)) == 0
+    assert sum(between_probes(count, offers(20), replace(price, prompts=None))) == 60
+    assert sum(between_probes(count, offers(20), price)) == 0
 
 
 def test_wrong_drafts_end_and_probes_take_no_more_than_their_share() -> None:
@@ -126,6 +133,32 @@ def test_drafts_come_back_when_they_are_right_again() -> None:
     while turn(count, offered, now_s, 3, price) != [3] * 8:
         now_s, waited = now_s + price.plain_s, waited + 1
         assert waited * price.plain_s < 10, "seconds"
+
+
+@pytest.mark.parametrize("limit_s", [8e-3, math.inf])
+def test_drafts_come_back_when_steps_with_them_are_no_longer_late(limit_s: float) -> None:
+    count, offered, now_s, on_time = AutoCount(64), offers(8), 0.0, [3] * 8
+    price = replace(PRICE, num_decoding=8, limit_s=limit_s)
+
+    def step(late_s: float) -> list[int]:
+        nonlocal now_s
+        counts = turn(count, offered, now_s, 3, price)
+        predicted_s = price.of(sum(counts))
+        seconds = predicted_s + (late_s if any(counts) else 0.0)
+        count.took(seconds, predicted_s, has_drafts=any(counts), has_prompts=False)
+        now_s += seconds
+        return counts
+
+    while step(20e-3) == on_time:
+        assert now_s < 1, "seconds"
+    began_s, share = now_s, PROBE_SHARE if limit_s == math.inf else LATE_PROBE_SHARE
+    late_probes = 0
+    while now_s < began_s + 120:
+        late_probes += any(step(20e-3)) and now_s > began_s + 60
+    assert 2 < late_probes < 2 * share * 60 / 20e-3  # so often as long as it takes them for half as late
+    began_s = now_s
+    while step(0.0) != on_time:
+        assert now_s < began_s + 120, "seconds"
 
 
 def test_where_nothing_is_drafted_the_number_is_chosen_now_and_then() -> None:
@@ -174,7 +207,7 @@ def test_lateness_for_which_the_limit_leaves_room_is_counted_once(late_s: float,
         count.took(4e-3, 4e-3, has_drafts=False, has_prompts=False)
     limit_s = price.plain_s + {1e-3: 0.15e-3, 3e-3: 0.35e-3, 0.0: 0.95e-3}[late_s]
     price = replace(price, limit_s=limit_s, late_s=late_s)
-    assert sum(count.counts(offers(1), price, 0.0)) == expected
+    assert sum(between_probes(count, offers(1), price)) == expected
 
 
 def test_a_fixed_number_is_shared_evenly_within_the_limit() -> None:
