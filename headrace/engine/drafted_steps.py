@@ -25,50 +25,49 @@ class EngineDrafts(EngineTokens):
     def _draft(self, drafting: Drafting) -> None:
         """Has the sequences that decode draft for the next step.
 
-        A draft follows known tokens: where one is likely, they settle first. So they do behind a step with drafts,
-        unless the layer has drafted behind it, whatever its tokens are.
+        Where the layer has drafted behind the step under way, its drafts follow tokens that nobody knows yet. Other
+        drafts follow known ones: where some are likely, the step settles first. While answers go on the device is not
+        kept waiting for that, if the layer can draft behind the next step instead.
         """
         now_s, fit = self._clock(), self.cost_fit
         self._turn_s = now_s
-        if self._in_flight is not None and self._in_flight.has_drafts:
+        if self._in_flight is not None:
             decoding = [each for each in self._running if not each.is_prefilling and not each.is_paused]
-            if self._may_follow(self._in_flight, drafting, decoding):
+            may_follow = self._may_follow(decoding)
+            if may_follow and drafting.has_ahead(self._in_flight.offers):
                 self._draft_behind(self._in_flight, drafting, set(decoding), now_s)
-                drafting.steps_followed += self._in_flight is not None
                 drafting.seconds += self._clock() - now_s
                 return
+            if not self._in_flight.has_drafts:
+                drafting.forget()
+                would_draft = drafting.would_draft(self._running, self._in_flight.inputs.draw_index, fit, now_s)
+                drafting.seconds += self._clock() - now_s
+                goes_on = may_follow and self._in_flight.shape.num_decoding > 0
+                if not would_draft or (goes_on and drafting.will_draft_ahead()):
+                    return
             self._know_tokens()
             now_s = self._clock()
         drafting.forget()
-        if self._in_flight is not None:
-            would_draft = drafting.would_draft(self._running, self._in_flight.inputs.draw_index, fit, now_s)
-            drafting.seconds += self._clock() - now_s
-            if not would_draft:
-                return
-            self._know_tokens()
-            now_s = self._clock()
         drafting.propose(self._running, fit, now_s)
         self._cut_drafts()
         drafting.seconds += self._clock() - now_s
 
-    def _may_follow(self, check: InFlight, drafting: Drafting, decoding: list[Sequence]) -> bool:
-        """True if the next step may be launched before it is known how many drafts of this one are right."""
-        rows = drafting.rows_ahead
-        if not self._overlap or self._tail_rows is None or not rows or not decoding:
+    def _may_follow(self, decoding: list[Sequence]) -> bool:
+        """True if a step with drafts may be launched before the tokens under way are known, however many they are."""
+        if not self._overlap or self._tail_rows is None or not decoding:
             return False
         num_missing = sum(sequence.tail is None for sequence in decoding)  # with too few, states would be written now
         return (
             len(decoding) <= self._scheduler.max_running
             and num_missing <= self._tail_rows.num_free
             and all(sequence.draws_alike for sequence in decoding)
-            and all(sequence in rows for sequence in check.offers)
         )
 
-    def _draft_behind(self, check: InFlight, drafting: Drafting, decoding: set[Sequence], now_s: float) -> None:
-        """Has sequences draft behind a check under way, which settles if none does, or states would lack slots."""
+    def _draft_behind(self, step: InFlight, drafting: Drafting, decoding: set[Sequence], now_s: float) -> None:
+        """Has sequences draft behind a step under way; one with drafts settles if states would lack slots."""
         rows = drafting.rows_ahead
-        pending = dict.fromkeys(check.inputs.draw_index, 1)
-        for chunk in check.chunks:
+        pending = dict.fromkeys(step.inputs.draw_index, 1)
+        for chunk in step.chunks:
             if chunk.num_drafts and chunk.sequence in decoding:
                 sequence = chunk.sequence
                 assert chunk.tail is not None, "a model with an MTP layer keeps tails"
@@ -76,10 +75,12 @@ class EngineDrafts(EngineTokens):
                 sequence.behind = BehindCheck(rows[sequence], chunk.num_drafts, chunk.tail.written, slot)
                 pending[sequence] = sequence.num_pending
         drafting.forget()
-        has_drafts = drafting.propose(self._running, self.cost_fit, now_s, pending)
-        if not has_drafts or sum(map(self._num_draft_slots, decoding)) > self.cache.draft_slots.num_free:
-            self._know_tokens()
+        drafting.propose(self._running, self.cost_fit, now_s, pending)
+        if sum(map(self._num_draft_slots, decoding)) > self.cache.draft_slots.num_free:
+            if step.has_drafts:
+                self._know_tokens()
             self._cut_drafts()
+        drafting.steps_followed += step.has_drafts and self._in_flight is not None
 
     def _know_tokens(self) -> None:
         self._take_in_flight()

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 from headrace.cache.publishing import ScheduledChunk
 from headrace.engine.cost_fit import CostFit
 from headrace.engine.drafts_ahead import FutureDrafts
+from headrace.engine.sampler import OnDevice
 from headrace.engine.scheduler import smallest_gap_s
 from headrace.engine.sequence import Sequence
 from headrace.engine.stopping import StopRules
@@ -74,6 +75,11 @@ class LayerDrafts(Protocol):
         """The rows of those whose drafts are being made for the next call of `drafts`."""
         ...
 
+    @property
+    def passes_under_way(self) -> OnDevice | None:
+        """The passes behind the last launch, whether their drafts were called for or not; None: there are none."""
+        ...
+
 
 class Drafting:
     """Asks grammars and drafters for the next tokens of decoding sequences, and counts how many of them were right.
@@ -108,8 +114,8 @@ class Drafting:
         self._max_step_tokens = max_step_tokens
         self._rules = rules
         self._guesses: list[tuple[Found, int]] = []
-        self._has_drafts = False  # the step that was proposed last
         self._num_ahead = 0  # drafts of each sequence to make behind the next launch
+        self._num_asked = 0  # the same of the last one
         self._drafted: dict[Sequence, Found] = {}  # those of the step that is being made
         self.drafted_tokens = 0
         self.accepted_tokens = 0
@@ -121,19 +127,31 @@ class Drafting:
     def would_draft(
         self, running: Collection[Sequence], pending: Collection[Sequence], fit: CostFit, now_s: float
     ) -> bool:
-        """True if it pays to wait for the tokens under way, of the `pending` ones, and to draft behind them.
+        """True if it pays to draft behind the tokens under way, of the `pending` ones: known by then, or not yet.
 
         That is guessed by what follows the tokens that are known. `propose` learns from it whether the guess was right.
         """
         chosen = self._chosen(running, dict.fromkeys(pending, 1), fit, now_s)
-        self._has_drafts = False  # the step under way has none
         self._guesses = [(found, len(found.sequence.tokens)) for found, _ in chosen if found.next is not None]
+        self._num_ahead = _num_passes(chosen)
         return bool(chosen)
+
+    def will_draft_ahead(self) -> bool:
+        """True if the layer makes the drafts of `would_draft` behind the next launch, for the step after it.
+
+        Not where it made none the last time: the device may lack memory, or a captured pass of that size.
+        """
+        return self._num_ahead > 0 and not self._num_asked
+
+    def has_ahead(self, offers: Collection[Sequence]) -> bool:
+        """True if the layer has drafted behind the last launch, also for all these sequences."""
+        rows = self.rows_ahead
+        return bool(rows) and all(sequence in rows for sequence in offers)
 
     def propose(
         self, running: Collection[Sequence], fit: CostFit, now_s: float, pending: Mapping[Sequence, int] = NOTHING
-    ) -> bool:
-        """Sets the `drafts` of these sequences; no other sequence has any. Returns False if there are none.
+    ) -> None:
+        """Sets the `drafts` of these sequences; no other sequence has any.
 
         pending   tokens of each that are under way, at most; of them the layer has `rows_ahead`
         """
@@ -142,7 +160,7 @@ class Drafting:
             tokens = found.sequence.tokens
             if position < len(tokens):
                 self.count.verified(found.part(1), int(tokens[position] == found.next))
-        num_drafts, drafted_before = 0, self._has_drafts
+        num_drafts = 0
         chosen = self._chosen(running, pending, fit, now_s)
         for (found, _), drafts in zip(chosen, self._made(chosen, len(running)), strict=True):
             sequence = found.sequence
@@ -153,16 +171,17 @@ class Drafting:
                 self._drafted[sequence] = found
                 num_drafts += len(drafts)
         self.count.drafted(num_drafts)
-        self._has_drafts = num_drafts > 0
-        # Not behind the first step with drafts: it may be a probe, and the next one have none.
-        is_ahead = self._has_drafts and drafted_before
-        self._num_ahead = max((count for found, count in chosen if found.drafts is None), default=0) if is_ahead else 0
-        return self._has_drafts
+        self._num_ahead = _num_passes(chosen) if num_drafts else 0
 
     @property
     def rows_ahead(self) -> Mapping[Sequence, int]:
         """As `LayerDrafts.rows_ahead`."""
         return NOTHING if self._layer is None else self._layer.rows_ahead
+
+    @property
+    def passes_under_way(self) -> OnDevice | None:
+        """As `LayerDrafts.passes_under_way`."""
+        return None if self._layer is None else self._layer.passes_under_way
 
     def offers(self, chunks: Collection[ScheduledChunk[Sequence]]) -> dict[Sequence, Offer]:
         """Offers of the drafts of these chunks: what they were chosen from."""
@@ -172,7 +191,8 @@ class Drafting:
         self, step: SequenceOf[tuple[Sequence, SequenceInput]], first_draws: Mapping[Sequence, int], num_running: int
     ) -> None:
         """Has the layer draft behind a step that was just launched, if the next one is likely to have drafts."""
-        num_passes, self._num_ahead = self._num_ahead, 0
+        num_passes = self._num_asked = self._num_ahead
+        self._num_ahead = 0
         if self._layer is None:
             return
         checked = []
@@ -298,6 +318,11 @@ class Drafting:
         share = min(1.0, self._max_step_tokens / max(1, waiting.prefill_tokens))
         least_s, most_s = (costs.prefill_part_s(shape) - costs.chunk_s for shape in (block, waiting))
         return PromptWork(most_s=max(least_s, share * most_s), least_s=least_s, answer_s=answer_s)
+
+
+def _num_passes(chosen: list[tuple[Found, int]]) -> int:
+    """Passes of the layer that make these drafts: the most of one sequence."""
+    return max((count for found, count in chosen if found.drafts is None), default=0)
 
 
 def _offer(sequence: Sequence, num_drafts: int, is_forced: bool) -> Offer:

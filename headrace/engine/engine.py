@@ -31,7 +31,7 @@ from headrace.engine.runner import ModelRunner
 from headrace.engine.sampler import OnDevice
 from headrace.engine.scheduler import Scheduler, VictimPolicy, after_turn
 from headrace.engine.sequence import Failed, Sequence, Started
-from headrace.engine.step import InFlight, Shortage, StepBuilder, drafts_under_way
+from headrace.engine.step import InFlight, Shortage, StepBuilder
 from headrace.engine.step_masks import StepMasks, WantedMask
 from headrace.engine.stopping import StopRules
 from headrace.engine.tail_rows import TailRows
@@ -275,9 +275,10 @@ class Engine(EngineDrafts):
         pending = {} if self._in_flight is None else self._in_flight.inputs.draw_index
         step = self._builder.build(chunks, pending)
         began_s = self._clock()
-        waits_for: OnDevice | None = drafts_under_way(chunks)
-        if waits_for is None and self._in_flight is not None:
-            waits_for = self._in_flight.launched.drawn
+        waits_for: OnDevice | None = None
+        if self._in_flight is not None:
+            passes = None if self.drafting is None else self.drafting.passes_under_way
+            waits_for = passes or self._in_flight.launched.drawn
         # A mask needs the token before it. The device computes meanwhile: only the draws come after the masks.
         settle = self._settle if any(sequence in pending for sequence, _ in step.constrained) else None
         with self._masks.computed(step.constrained, settle) as wait_for_masks:
@@ -286,7 +287,7 @@ class Engine(EngineDrafts):
             parts = zip((chunk.sequence for chunk in chunks), step.inputs, strict=True)
             self.drafting.draft_ahead([*parts], step.draw_index, len(self._running))
         self._give_up_confused(step.constrained)
-        has_waited = waits_for is not None and waits_for.has_arrived
+        has_waited = self._overlap if waits_for is None else waits_for.has_arrived
         offers = {} if self.drafting is None else self.drafting.offers(chunks)
         return InFlight(chunks, step, offers, launched, shape_of(chunks), began_s, waits_for, self._turn_s, has_waited)
 

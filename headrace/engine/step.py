@@ -47,7 +47,7 @@ class InFlight:
     offers       what the drafts of its sequences were chosen from
     shape        its contents, by which its time is judged
     began_s      when it was launched
-    waits_for    the step or the drafts that were still in flight then: this one begins when that ends
+    waits_for    the step or the passes of drafts launched before: this one begins when that ends; None: it is over
     turn_s       when the engine began to make it, with its drafts, if it drafts
     has_waited   that step had ended before this one was launched: the device waited for the host
     """
@@ -145,12 +145,6 @@ def rows_to_score(chunk: ScheduledChunk[Sequence]) -> range:
         return range(0)
     to_score, span = chunk.sequence.to_score, chunk.span
     return range(max(to_score.start, span.start), min(to_score.stop, span.end))
-
-
-def drafts_under_way(chunks: SequenceOf[ScheduledChunk[Sequence]]) -> OnDevice | None:
-    """The drafts of these chunks that the device is still making."""
-    made = next((chunk.drafts.made for chunk in chunks if isinstance(chunk.drafts, FutureDrafts)), None)
-    return None if made is None or made.has_arrived else made
 
 
 def _mask_row(sequence: Sequence, drafts: SequenceOf[int], masks: list[WantedMask]) -> int | None:

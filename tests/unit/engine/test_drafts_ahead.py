@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from headrace.forward.memory import CacheMemory
 from headrace.forward.sequence_input import SequenceInput
 from headrace.models.weights import load_model
 from headrace.request import Request, Sampling
+from headrace.speculation.draft_count import FixedCount, Offer, StepPrice
 from tests.support.engine.drafters import MTP_DRAFTS, ROOMY, mtp_engine_of, num_drafted, steps, together
 from tests.support.engine.driving import (
     GREEDY,
@@ -166,6 +168,51 @@ def test_answers_and_drafts_are_those_of_settled_steps(
     assert (sum(num_behind) > 10) == (not sampling.has_penalty), "a penalty needs the tokens before"
 
 
+class OnAndOff(FixedCount):
+    """No drafts when it is asked so many times, some in as many, and so on."""
+
+    def __init__(self, period: int) -> None:
+        super().__init__(max_step_drafts=64)
+        self._period = period
+        self._num_asked = 0
+
+    def counts(self, offers: list[Offer], price: StepPrice, now_s: float) -> list[int]:
+        is_on = self._num_asked // self._period % 2
+        self._num_asked += 1
+        return super().counts(offers, price, now_s) if is_on else [0] * len(offers)
+
+
+@pytest.mark.parametrize("sampling", [ANSWER, RANDOM])
+def test_drafts_begin_and_end_while_steps_follow_each_other(sampling: Sampling, trained: Path) -> None:
+    """The device never waits for the host: behind a step without drafts some are made for the next but one."""
+    asked = [request(prompt, replace(sampling, max_tokens=40)) for prompt in (KNOWN, random_prompt(30))]
+    built = ahead_of(trained)
+    drafting, launch, launches = built.engine.drafting, built.engine._runner.launch, []
+    assert drafting is not None
+    drafting.count = OnAndOff(4)
+
+    def noted(inputs: list[SequenceInput], *rest: object) -> object:
+        launches.append((built.engine._in_flight is not None, any(entry.has_drafts for entry in inputs)))
+        return launch(inputs, *rest)
+
+    built.engine._runner.launch = noted
+    tokens = [run.tokens for run in together(built, asked)]
+    assert tokens == [run.tokens for run in together(small_engine(trained), asked)]
+    follows, has_drafts = zip(*launches, strict=True)
+    assert not follows[0] and all(follows[1:])
+    changes = sum(one != other for one, other in pairwise(has_drafts))
+    assert changes > 2 and num_drafted(built)[1] > 10
+
+
+def test_where_the_layer_cannot_draft_ahead_its_drafts_follow_known_tokens(trained: Path) -> None:
+    built = small_engine(trained, speculation=MTP_DRAFTS, cache_bytes=ROOMY, overlap=True)
+    assert built.engine.drafting is not None
+    built.engine.drafting.count = OnAndOff(4)
+    asked = request(KNOWN, replace(ANSWER, max_tokens=40))
+    assert generate(built, asked).tokens == generate(small_engine(trained), asked).tokens
+    assert num_drafted(built)[1] > 5
+
+
 def test_what_comes_after_a_stop_token_among_drafts_made_ahead_is_dropped(
     trained: Path, num_future, num_behind
 ) -> None:
@@ -277,10 +324,13 @@ def test_a_check_behind_another_one_that_finds_too_little_memory_costs_one_reque
 
 
 @pytest.mark.slow
-def test_captured_checks_behind_checks_change_nobodys_tokens(trained: Path, num_behind) -> None:
-    asked = request(KNOWN, replace(GREEDY, max_tokens=10))
+@pytest.mark.parametrize("count", [FixedCount(64), OnAndOff(2)], ids=["always", "on and off"])
+def test_captured_steps_behind_checks_change_nobodys_tokens(count: FixedCount, trained: Path, num_behind) -> None:
+    asked = request(KNOWN, replace(GREEDY, max_tokens=12))
     built = small_engine(trained, speculation=MTP_DRAFTS, cache_bytes=ROOMY, overlap=True, max_running=1)
-    runner = built.engine._runner
+    runner, drafting = built.engine._runner, built.engine.drafting
+    assert drafting is not None
+    drafting.count = count
     runner.capture_checks(1, 3, 64, replayed_checks(runner.model.config.vocab_size))
     assert generate(built, asked).tokens == generate(small_engine(trained), asked).tokens
     assert sum(num_behind) > 1
