@@ -47,6 +47,7 @@ class Load(NamedTuple):
     prompt_use        seconds of work on prompts, what waits included, in each of the last ones; without the rest of the
                       steps in which it was done
     coming_s          time to the first token that was predicted for the sequences that come, summed
+    answer_pace       time of an answer's token as a share of a step's without drafts (router/routing/draft_pace.py)
     """
 
     num_decoding: int = 0
@@ -64,6 +65,7 @@ class Load(NamedTuple):
     prompt_share: float = 0.0
     prompt_use: float = 0.0
     coming_s: float = 0.0
+    answer_pace: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from headrace.step_costs import PROMPT_SECONDS, StepCosts, StepShape
 from headrace.wire.node_messages import NodeStatus
 from router.routing.candidates import MIN_GAP_TOKENS, MIN_TOKEN_S, RECENT_S, SHORT_ANSWER_TOKENS, Load
+from router.routing.draft_pace import DraftPace
 
 LEAST_LEFT = 0.1
 """Share of a prompt that counts as left until its end is reported, however long it has been computed."""
@@ -91,6 +92,7 @@ class NodeBook:
         self._prompt_use = 0.0
         self._prompt_s: float | None = None  # what the node has counted until its last heartbeat
         self._costs = StepCosts()
+        self._drafts = DraftPace()
         self._in_turn: _InTurn | None = None  # the prompts as the node serves them
         self._progress_since_s: float | None = None  # since the node last finished a prompt, or began with the first
         self._load: Load | None = None
@@ -101,6 +103,7 @@ class NodeBook:
         own, left = self._own, self._prompts_left(now_s)
         blocks, slots = status.blocks, status.slots
         self._note_prompts(status, now_s - self._others_at_s)
+        self._drafts.heartbeat(status, now_s - self._others_at_s)
         self._others_at_s = now_s
         self._others = Load(
             num_decoding=_beyond(status.num_decoding, own.num_decoding + own.num_receiving),
@@ -147,6 +150,7 @@ class NodeBook:
                 self._prompt_share,
                 self._prompt_use + (self._costs.token_s * tokens + self._costs.depth_s * depths) / RECENT_S,
                 own.coming_s,
+                self._drafts.pace,
             )
         return self._load
 

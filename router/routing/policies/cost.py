@@ -157,20 +157,21 @@ def answer_part(request: RoutedRequest, met: Meeting) -> AnswerPart:
     node, waiting = met.node, met.waiting
     costs, load, gap_s = node.costs, node.load, request.objectives.token_gap_s
     number = max(request.answer_tokens, 1)
+    num_steps = number * load.answer_pace  # as long as these are without drafts
     num_tokens = request.num_tokens + number
     mean_tokens = request.num_tokens + number // 2
-    batch, context_tokens = answers_at_once(load, costs, number)
+    batch, context_tokens = answers_at_once(load, costs, num_steps)
     each_s = met.work_s / (request.num_tokens - met.start)
     after = pace(node, batch + 1, context_tokens + mean_tokens, gap_s, each_s)
-    rest_s = answer_s = number * after.decode_s
+    rest_s = answer_s = num_steps * after.decode_s
     slowed_s = costs.decode_s + costs.context_s * mean_tokens
-    others_s = batch * number * slowed_s
+    others_s = batch * num_steps * slowed_s
     is_meant_for_prompts = node.role is Role.PREFILL
     if load.waiting_tokens or is_meant_for_prompts:
         # Prompts that wait here are computed between the answer's steps.
         prompts_s = after.step_work_s + costs.chunk_s
         waiting_s = stalled_s = after.seconds(waiting.work_s)
-        most_s = number * prompts_s
+        most_s = num_steps * prompts_s
         if is_meant_for_prompts:
             # The share of the time in which prompts wait is a smaller one of the steps: those with prompts are longer.
             share = load.prompt_share
@@ -223,7 +224,8 @@ def gap_relief_s(request: RoutedRequest, node: Candidate, step_s: float, answers
         return 0.0
     of_each_s = node.costs.decode_s + node.costs.context_s * num_tokens / max(number, 1)
     ended = (step_s - gap_s) / of_each_s if of_each_s else math.inf
-    return math.inf if ended > number else ended / number * max(request.answer_tokens, 1) * step_s
+    num_steps = max(request.answer_tokens, 1) * node.load.answer_pace
+    return math.inf if ended > number else ended / number * num_steps * step_s
 
 
 def hand_over_s(request: RoutedRequest, sender: Candidate, receiver: Candidate) -> float | None:

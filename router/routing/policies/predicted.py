@@ -99,7 +99,8 @@ class _Priced(NamedTuple):
         first_s, relief_s = request.waited_s + prompt.first_token_s + self.held_back_s, 0.0
         if answer is not None:
             first_s += answer.wait_s
-            at_once = answers_at_once(answer.node.load, answer.node.costs, max(request.answer_tokens, 1))
+            load, num_tokens = answer.node.load, max(request.answer_tokens, 1)
+            at_once = answers_at_once(load, answer.node.costs, num_tokens * load.answer_pace)
             relief_s = gap_relief_s(request, answer.node, answer.token_gap_s, at_once)
         if not prompt.keeps_gap:
             node, load = prompt.node, prompt.node.load

@@ -60,8 +60,8 @@ def pace(
     return NodePace(decode_s, min(step_work_s, planned_s), overhead_s, token_gap_s - overhead_s >= least_s)
 
 
-def answers_at_once(load: Load, costs: StepCosts, answer_tokens: int) -> tuple[float, float]:
-    """Answers that a node generates at once while one more of so many tokens runs, and the tokens of their contexts.
+def answers_at_once(load: Load, costs: StepCosts, num_steps: float) -> tuple[float, float]:
+    """Answers that a node generates at once while one more runs for so many steps, and the tokens of their contexts.
 
     Those that come do not come together: their prompts end one after the other, in the time that was predicted for
     them. Of answers that are shorter than that, the first have ended when the last begin.
@@ -70,7 +70,7 @@ def answers_at_once(load: Load, costs: StepCosts, answer_tokens: int) -> tuple[f
     if load.coming_s <= 0.0:  # none was predicted; sums of fractions leave rests
         return number, tokens
     step_s = costs.step_s + costs.decode_s * load.num_decoding + costs.context_s * load.context_tokens
-    share = answer_tokens * step_s * load.num_coming / load.coming_s
+    share = num_steps * step_s * load.num_coming / load.coming_s
     if share >= 1.0:
         return number, tokens
     return max(load.num_decoding, share * number), max(load.context_tokens, share * tokens)

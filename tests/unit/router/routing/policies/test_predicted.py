@@ -188,6 +188,15 @@ def test_an_answer_takes_the_steps_of_both_kinds_that_their_shares_of_the_time_h
     assert answer_part(request, met).rest_s == pytest.approx(REQUEST.answer_tokens / tokens_per_s)
 
 
+def test_answers_are_as_fast_as_their_nodes_drafts_make_them() -> None:
+    plain, drafting = (node(name, **busy(20), answer_pace=pace) for name, pace in (("a", 1.0), ("b", 0.4)))
+    parts = [answer_part(REQUEST, meeting(REQUEST, each)) for each in (plain, drafting)]
+    assert parts[1].rest_s == pytest.approx(0.4 * parts[0].rest_s)
+    assert parts[1].others_s == pytest.approx(0.4 * parts[0].others_s)
+    assert parts[1].token_gap_s == parts[0].token_gap_s, "a node whose steps with drafts are too long makes none"
+    assert choose(plain, drafting).decode == "b"
+
+
 def test_a_short_answer_is_generated_away_from_long_prompts() -> None:
     holder, other = node("b", hit=1008, **line(8192)), node("a", **busy(40), empty_tokens=1 << 20)
     chosen = [choose(holder, other, request=replace(REQUEST, num_tokens=1024, answer_tokens=n)) for n in (300, 3)]
