@@ -1,4 +1,11 @@
-"""The drafts of an engine's steps: when they are made, behind known tokens or behind a check whose tokens are not."""
+"""The drafts of an engine's steps: when they are made, behind known tokens or behind a step whose tokens are not.
+
+With a layer that drafts ahead the device waits for the host neither where drafts begin nor where they end:
+
+    step without drafts, its passes -> check, its passes -> check ... -> check, its passes -> step without drafts
+
+The last one stands behind a check, so that its places are found as a check's are, and it is timed and priced as one.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +41,7 @@ class EngineDrafts(EngineTokens):
         if self._in_flight is not None:
             decoding = [each for each in self._running if not each.is_prefilling and not each.is_paused]
             may_follow = self._may_follow(decoding)
-            if may_follow and drafting.has_ahead(self._in_flight.offers):
+            if may_follow and drafting.rows_ahead:
                 self._draft_behind(self._in_flight, drafting, set(decoding), now_s)
                 drafting.seconds += self._clock() - now_s
                 return
@@ -53,7 +60,7 @@ class EngineDrafts(EngineTokens):
         drafting.seconds += self._clock() - now_s
 
     def _may_follow(self, decoding: list[Sequence]) -> bool:
-        """True if a step with drafts may be launched before the tokens under way are known, however many they are."""
+        """True if a step behind drafts, or with some, may be launched before the tokens under way are known."""
         if not self._overlap or self._tail_rows is None or not decoding:
             return False
         num_missing = sum(sequence.tail is None for sequence in decoding)  # with too few, states would be written now

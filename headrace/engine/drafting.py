@@ -61,8 +61,10 @@ class LayerDrafts(Protocol):
 
     def draft_ahead(
         self, checked: list[tuple[Sequence, SequenceInput, int, int]], num_passes: int, num_running: int
-    ) -> None:
+    ) -> OnDevice | None:
         """Begins to draft for the next call of `drafts`, behind the step that was just launched. Waits for nothing.
+
+        Returns what it began; None: nothing.
 
         checked      sequences that decode in that step, their parts of it, their first draws, and the most tokens that
                      blocks are taken for; none if the next step is not likely to have drafts
@@ -73,11 +75,6 @@ class LayerDrafts(Protocol):
     @property
     def rows_ahead(self) -> Mapping[Sequence, int]:
         """The rows of those whose drafts are being made for the next call of `drafts`."""
-        ...
-
-    @property
-    def passes_under_way(self) -> OnDevice | None:
-        """The passes behind the last launch, whether their drafts were called for or not; None: there are none."""
         ...
 
 
@@ -117,6 +114,7 @@ class Drafting:
         self._num_ahead = 0  # drafts of each sequence to make behind the next launch
         self._num_asked = 0  # the same of the last one
         self._drafted: dict[Sequence, Found] = {}  # those of the step that is being made
+        self._is_probe = False  # that step, if it has drafts in the end
         self.drafted_tokens = 0
         self.accepted_tokens = 0
         self._num_checks: Counter[tuple[int, int]] = Counter()  # of so many drafts, with so many accepted
@@ -143,11 +141,6 @@ class Drafting:
         """
         return self._num_ahead > 0 and not self._num_asked
 
-    def has_ahead(self, offers: Collection[Sequence]) -> bool:
-        """True if the layer has drafted behind the last launch, also for all these sequences."""
-        rows = self.rows_ahead
-        return bool(rows) and all(sequence in rows for sequence in offers)
-
     def propose(
         self, running: Collection[Sequence], fit: CostFit, now_s: float, pending: Mapping[Sequence, int] = NOTHING
     ) -> None:
@@ -170,7 +163,7 @@ class Drafting:
                 sequence.drafts = drafts if isinstance(drafts, FutureDrafts) else tuple(drafts)
                 self._drafted[sequence] = found
                 num_drafts += len(drafts)
-        self.count.drafted(num_drafts)
+        self._is_probe = self.count.drafted(num_drafts)
         self._num_ahead = _num_passes(chosen) if num_drafts else 0
 
     @property
@@ -178,10 +171,9 @@ class Drafting:
         """As `LayerDrafts.rows_ahead`."""
         return NOTHING if self._layer is None else self._layer.rows_ahead
 
-    @property
-    def passes_under_way(self) -> OnDevice | None:
-        """As `LayerDrafts.passes_under_way`."""
-        return None if self._layer is None else self._layer.passes_under_way
+    def is_probe(self, offers: Mapping[Sequence, Offer]) -> bool:
+        """True if the step that was proposed last, with these offers, is one by which `count` tries drafting anew."""
+        return self._is_probe and bool(offers)
 
     def offers(self, chunks: Collection[ScheduledChunk[Sequence]]) -> dict[Sequence, Offer]:
         """Offers of the drafts of these chunks: what they were chosen from."""
@@ -189,19 +181,22 @@ class Drafting:
 
     def draft_ahead(
         self, step: SequenceOf[tuple[Sequence, SequenceInput]], first_draws: Mapping[Sequence, int], num_running: int
-    ) -> None:
-        """Has the layer draft behind a step that was just launched, if the next one is likely to have drafts."""
+    ) -> OnDevice | None:
+        """Has the layer draft behind a step that was just launched, if the next one is likely to have drafts.
+
+        Returns its passes; None: there are none.
+        """
         num_passes = self._num_asked = self._num_ahead
         self._num_ahead = 0
         if self._layer is None:
-            return
+            return None
         checked = []
         for sequence, entry in step if num_passes else ():
             if not entry.is_prompt:
                 last = len(sequence.tokens) + self._rules.most_new(sequence) - 1  # the last token is never computed
                 most_tokens = min(entry.end_at_most + num_passes, last)
                 checked.append((sequence, entry, first_draws[sequence], most_tokens))
-        self._layer.draft_ahead(checked, num_passes, num_running)
+        return self._layer.draft_ahead(checked, num_passes, num_running)
 
     def forget(self) -> bool:
         """Takes back what was proposed last; False if that was nothing."""
@@ -305,6 +300,7 @@ class Drafting:
             plain_s=plain_s,
             first_s=costs.check_s,
             draft_s=costs.draft_s,
+            after_s=0.0 if self._layer is None else costs.check_s,
             limit_s=limit_s,
             late_s=late_s,
             prompts=prompts,

@@ -1,4 +1,4 @@
-"""Drafts made ahead: the MTP layer's passes behind a check whose tokens the host does not know yet.
+"""Drafts made ahead: the MTP layer's passes behind a step whose tokens the host does not know yet, mostly a check.
 
 How many of the check's drafts are right says where the next ones begin. A captured pass finds that on the device, so
 that the layer drafts, and the next check follows, while the host takes the tokens and accounts for them.
@@ -26,7 +26,7 @@ from headrace.kernels.sampling.draft_starts import DraftStarts, StartField, find
 
 @dataclass(frozen=True)
 class CheckedSequence:
-    """One sequence of a launched step with drafts.
+    """One sequence that decodes in a launched step, with drafts or without.
 
     entry         its part of the step
     first_draw    index of the draw behind its newest token; those behind its drafts follow

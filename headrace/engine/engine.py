@@ -28,7 +28,6 @@ from headrace.engine.failures import NeedsMoreMemory, OutOfMemory, blamed, first
 from headrace.engine.intake import BadRequest
 from headrace.engine.load import shape_of
 from headrace.engine.runner import ModelRunner
-from headrace.engine.sampler import OnDevice
 from headrace.engine.scheduler import Scheduler, VictimPolicy, after_turn
 from headrace.engine.sequence import Failed, Sequence, Started
 from headrace.engine.step import InFlight, Shortage, StepBuilder
@@ -275,21 +274,32 @@ class Engine(EngineDrafts):
         pending = {} if self._in_flight is None else self._in_flight.inputs.draw_index
         step = self._builder.build(chunks, pending)
         began_s = self._clock()
-        waits_for: OnDevice | None = None
-        if self._in_flight is not None:
-            passes = None if self.drafting is None else self.drafting.passes_under_way
-            waits_for = passes or self._in_flight.launched.drawn
+        waits_for = None if self._in_flight is None else self._in_flight.end
         # A mask needs the token before it. The device computes meanwhile: only the draws come after the masks.
         settle = self._settle if any(sequence in pending for sequence, _ in step.constrained) else None
         with self._masks.computed(step.constrained, settle) as wait_for_masks:
             launched = self._runner.launch(step.inputs, step.draws, step.rows, wait_for_masks)
+        passes = None
         if self.drafting is not None and self._overlap:
             parts = zip((chunk.sequence for chunk in chunks), step.inputs, strict=True)
-            self.drafting.draft_ahead([*parts], step.draw_index, len(self._running))
+            passes = self.drafting.draft_ahead([*parts], step.draw_index, len(self._running))
         self._give_up_confused(step.constrained)
+        # Without overlap none is ever under way, and what the device waits for is part of each step.
         has_waited = self._overlap if waits_for is None else waits_for.has_arrived
         offers = {} if self.drafting is None else self.drafting.offers(chunks)
-        return InFlight(chunks, step, offers, launched, shape_of(chunks), began_s, waits_for, self._turn_s, has_waited)
+        return InFlight(
+            chunks,
+            step,
+            offers,
+            launched,
+            shape_of(chunks),
+            began_s,
+            end=passes or launched.drawn,
+            waits_for=waits_for,
+            turn_s=self._turn_s,
+            has_waited=has_waited,
+            is_probe=self.drafting is not None and self.drafting.is_probe(offers),
+        )
 
     def _give_up_confused(self, constrained: list[WantedMask]) -> None:
         """Gives up sequences whose grammars have no mask: they grew beyond their limits."""

@@ -66,5 +66,6 @@ def shape_of(chunks: Iterable[ScheduledChunk[Sequence]]) -> StepShape:
         else:
             num_decoding += 1
             context_tokens += start + 1
-            num_drafts += end - start - 1
+            # Where its place is not known yet, it has room for a draft, as all sequences of a check have.
+            num_drafts += (end - start - 1) or bool(chunk.slack)
     return StepShape(num_decoding, context_tokens, prefill_tokens, prefill_depths, num_drafts)

@@ -25,8 +25,7 @@ class MtpDrafts:
     def __init__(self, runner: ModelRunner, cache: PrefixCache) -> None:
         self._runner = runner
         self._cache = cache
-        self._ahead: DraftsAhead | None = None  # until they are called for
-        self._passes: DraftsAhead | None = None  # the same, until the next launch
+        self._ahead: DraftsAhead | None = None
         self._row_of: dict[Sequence, int] = {}  # of those whose drafts are made ahead
 
     def drafts(self, wanted: list[tuple[Sequence, int]], num_running: int) -> list[SequenceOf[int]]:
@@ -41,24 +40,20 @@ class MtpDrafts:
         """As `LayerDrafts.rows_ahead`."""
         return {} if self._ahead is None else self._row_of
 
-    @property
-    def passes_under_way(self) -> DraftsAhead | None:
-        """As `LayerDrafts.passes_under_way`."""
-        return self._passes
-
     def draft_ahead(
         self, checked: list[tuple[Sequence, SequenceInput, int, int]], num_passes: int, num_running: int
-    ) -> None:
+    ) -> DraftsAhead | None:
         """As `LayerDrafts.draft_ahead`: no further than there are blocks."""
-        self._ahead = self._passes = None
+        self._ahead = None
         if not checked or not self._runner.can_draft_ahead:
-            return
+            return None
         starts = [self._checked(*each, num_running) for each in checked]
         try:
-            self._ahead = self._passes = self._runner.draft_ahead(starts, num_passes)
+            self._ahead = self._runner.draft_ahead(starts, num_passes)
         except (torch.OutOfMemoryError, MemoryError) as error:
             log.warning("nothing is drafted ahead: %s", first_line(error))
         self._row_of = {sequence: row for row, (sequence, *_) in enumerate(checked)}
+        return self._ahead
 
     def _checked(
         self, sequence: Sequence, entry: SequenceInput, first_draw: int, most_tokens: int, num_running: int

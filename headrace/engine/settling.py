@@ -248,14 +248,15 @@ class EngineTokens(EngineRequests):
         if seconds is None:
             seconds = now_s - max(step.began_s, self._known_done_s)
         if self.drafting is not None:
-            whole_s = now_s - max(step.turn_s, self._known_done_s)
-            if step.has_drafts:
+            whole_s, is_check = now_s - max(step.turn_s, self._known_done_s), step.shape.num_drafts > 0
+            if is_check:
                 seconds = whole_s  # making drafts and waiting for tokens are part of what they cost
             self.drafting.count.took(
                 whole_s,
                 self.cost_fit.costs.seconds(step.shape),
-                has_drafts=step.has_drafts,
+                has_drafts=is_check,
                 has_prompts=step.shape.prefill_tokens > 0,
+                is_probe=step.is_probe,
             )
         self._known_done_s = now_s
         self.prompt_s += self.cost_fit.costs.prompt_work_s(step.shape)

@@ -47,9 +47,11 @@ class InFlight:
     offers       what the drafts of its sequences were chosen from
     shape        its contents, by which its time is judged
     began_s      when it was launched
-    waits_for    the step or the passes of drafts launched before: this one begins when that ends; None: it is over
+    end          of the step on the device: its own, or that of the passes which draft behind it
+    waits_for    the end of the step before: this one begins then; None: none was under way
     turn_s       when the engine began to make it, with its drafts, if it drafts
-    has_waited   that step had ended before this one was launched: the device waited for the host
+    has_waited   the device had waited for the host before this one was launched
+    is_probe     of whether drafts pay by now
     """
 
     chunks: list[ScheduledChunk[Sequence]]
@@ -58,9 +60,11 @@ class InFlight:
     launched: Launched
     shape: StepShape
     began_s: float
+    end: OnDevice
     waits_for: OnDevice | None
     turn_s: float
     has_waited: bool
+    is_probe: bool
 
     @property
     def has_drafts(self) -> bool:

@@ -29,8 +29,6 @@ GAIN = 1.02
 PROBE_SHARE = 0.01
 LATE_PROBE_SHARE = 0.002
 """The same of probes beyond the step's limit: of the gaps between tokens less than a hundredth is longer for them."""
-PROBED_STEPS = 2
-"""Steps that a probe makes longer: one behind it, launched before its tokens are known, is a pass of as many rows."""
 LOOK_TURNS = 8
 """Turns until the number is chosen anew where nothing is drafted: choosing costs the host time, too."""
 
@@ -109,6 +107,7 @@ class StepPrice:
     num_decoding   tokens that it gives without drafts
     plain_s        without drafts and tokens of prompts
     first_s        more for drafting at all
+    after_s        more of a step without drafts that follows, where that is launched before this one's tokens are known
     draft_s        more for each draft
     limit_s        that it may be predicted to take; inf: any
     late_s         by which a step may end later than predicted: `limit_s` leaves room for that
@@ -121,6 +120,7 @@ class StepPrice:
     draft_s: float
     limit_s: float
     late_s: float = 0.0
+    after_s: float = 0.0
     prompts: PromptWork | None = None
 
     def of(self, num_drafts: int) -> float:
@@ -156,15 +156,20 @@ class DraftCount(Protocol):
         """Drafts of each sequence that has something to draft. All 0 where drafting does not pay."""
         ...
 
-    def drafted(self, num_drafts: int) -> None:
-        """So many drafts are in the step after `counts`: fewer than chosen, perhaps none, if tokens came meanwhile."""
+    def drafted(self, num_drafts: int) -> bool:
+        """So many drafts are in the step after `counts`: fewer than chosen, perhaps none, if tokens came meanwhile.
+
+        Returns True if they are a probe.
+        """
         ...
 
     def verified(self, offer: Offer, num_accepted: int) -> None:
         """Counts an offer's `most` drafts, all of which were in a step, and the leading ones of which were accepted."""
         ...
 
-    def took(self, seconds: float, predicted_s: float, *, has_drafts: bool, has_prompts: bool) -> None:
+    def took(
+        self, seconds: float, predicted_s: float, *, has_drafts: bool, has_prompts: bool, is_probe: bool = False
+    ) -> None:
         """A step took so long from the end of the one before, drafting included."""
         ...
 
@@ -186,13 +191,15 @@ class FixedCount:
             left -= counts[-1]
         return counts
 
-    def drafted(self, num_drafts: int) -> None:
-        """Nothing depends on it."""
+    def drafted(self, num_drafts: int) -> bool:
+        return False
 
     def verified(self, offer: Offer, num_accepted: int) -> None:
         """Nothing depends on it."""
 
-    def took(self, seconds: float, predicted_s: float, *, has_drafts: bool, has_prompts: bool) -> None:
+    def took(
+        self, seconds: float, predicted_s: float, *, has_drafts: bool, has_prompts: bool, is_probe: bool = False
+    ) -> None:
         """Nothing depends on it."""
 
 
@@ -207,7 +214,6 @@ class AutoCount:
         self._turns_to_rest = 0
         self._probe: tuple[StepPrice, float] | None = None  # the step that is being made is one: its price, and when
         self._no_probe_before_s = -math.inf
-        self._probes_under_way = 0
 
     def rests(self) -> bool:
         self._turns_to_rest = max(0, self._turns_to_rest - 1)
@@ -225,18 +231,19 @@ class AutoCount:
             self._turns_to_rest = LOOK_TURNS
             return counts
         self._probe = measured, now_s
-        most = measured.fitting(self._max_step_drafts) or self._max_step_drafts
+        most = measured.fitting(self._max_step_drafts) or 1  # one shows how long such steps take
         return [int(row < most) for row in range(len(offers))]
 
-    def drafted(self, num_drafts: int) -> None:
+    def drafted(self, num_drafts: int) -> bool:
         """A probe that waited for tokens and then found nothing has cost as much as one with a draft."""
-        if self._probe is not None:
-            (price, now_s), self._probe = self._probe, None
-            extra_s = max(0.0, price.of(max(1, num_drafts)) - price.of(0))
-            share = PROBE_SHARE if price.fitting(1) else LATE_PROBE_SHARE
-            self._no_probe_before_s = now_s + PROBED_STEPS * extra_s / share
-            self._probes_under_way += num_drafts > 0
-            self._turns_to_rest = LOOK_TURNS
+        if self._probe is None:
+            return False
+        (price, now_s), self._probe = self._probe, None
+        extra_s = max(0.0, price.of(max(1, num_drafts)) - price.of(0)) + price.after_s
+        share = PROBE_SHARE if price.fitting(1) else LATE_PROBE_SHARE
+        self._no_probe_before_s = now_s + extra_s / share
+        self._turns_to_rest = LOOK_TURNS
+        return True
 
     def verified(self, offer: Offer, num_accepted: int) -> None:
         if offer.is_forced:
@@ -247,10 +254,10 @@ class AutoCount:
         if num_accepted:
             self._turns_to_rest = 0
 
-    def took(self, seconds: float, predicted_s: float, *, has_drafts: bool, has_prompts: bool) -> None:
+    def took(
+        self, seconds: float, predicted_s: float, *, has_drafts: bool, has_prompts: bool, is_probe: bool = False
+    ) -> None:
         late_s, kind = min(seconds - predicted_s, MOST_LATE * predicted_s), (has_drafts, has_prompts)
-        is_probe = has_drafts and self._probes_under_way > 0
-        self._probes_under_way -= is_probe
         self._late_s[kind] += (late_s - self._late_s[kind]) / (LATE_PROBES if is_probe else LATE_STEPS)
 
     def _measured(self, price: StepPrice) -> StepPrice:

@@ -47,7 +47,8 @@ class FakeDevice:
         def launch_here(inputs, draws, *rest):
             shape = StepShape()
             for each in inputs:
-                end, num_drafts = each.start + len(each.tokens), len(each.tokens) - 1
+                end = each.start + len(each.tokens)
+                num_drafts = (len(each.tokens) - 1) or bool(each.behind)  # behind a check all have room for one
                 is_single = each.is_decode or each.has_drafts
                 shape += StepShape(1, end, num_drafts=num_drafts) if is_single else StepShape.prefill(each.start, end)
             self.steps.append((shape, self._truth.seconds(shape)))

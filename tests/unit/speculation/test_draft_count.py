@@ -142,10 +142,13 @@ def test_drafts_come_back_when_steps_with_them_are_no_longer_late(limit_s: float
 
     def step(late_s: float) -> list[int]:
         nonlocal now_s
-        counts = turn(count, offered, now_s, 3, price)
+        counts, is_probe = [0] * 8, False
+        if not count.rests():
+            counts = count.counts(offered, price, now_s)
+            is_probe = count.drafted(sum(counts))
         predicted_s = price.of(sum(counts))
         seconds = predicted_s + (late_s if any(counts) else 0.0)
-        count.took(seconds, predicted_s, has_drafts=any(counts), has_prompts=False)
+        count.took(seconds, predicted_s, has_drafts=any(counts), has_prompts=False, is_probe=is_probe)
         now_s += seconds
         return counts
 
