@@ -12,12 +12,19 @@ from headrace.engine.config import EngineConfig
 from headrace.models.weights import load_model
 from headrace.request import Request
 from headrace.speculation.config import SpeculationConfig
-from tests.support.engine.driving import SMALL, Run, assert_nothing_in_use, serve, sized, submit
+from tests.support.engine.driving import GREEDY, SMALL, Run, assert_nothing_in_use, serve, sized, submit
+from tests.support.engine.oracle import random_prompt
 
 VOCAB_SIZE = 512
 MTP_DRAFTS = SpeculationConfig("mtp", "fixed", 3)
 ROOMY = 32 << 20
 """Bytes of a cache that has a slot for each of 27 drafts in a step."""
+
+KNOWN = random_prompt(17)
+"""The prompt whose greedy answer the layer of a `trained` checkpoint knows."""
+# Of three tokens, which that layer often guesses.
+ANSWER = replace(GREEDY, max_tokens=24, bias_ids=(7, 9, 11), bias_values=(30.0, 30.0, 30.0))
+RANDOM = replace(ANSWER, max_tokens=16, seed=3, temperature=0.9, top_p=0.95)
 
 
 class KnownAnswers:
@@ -90,10 +97,12 @@ def drafting_engine_of(
     return built
 
 
-def mtp_engine_of(path: Path, num_blocks: int, num_slots: int, **changes: object) -> BuiltEngine:
+def mtp_engine_of(
+    path: Path, num_blocks: int, num_slots: int, clock: Callable[[], float] = time.monotonic, **changes: object
+) -> BuiltEngine:
     """An engine whose model's layer drafts, of so many blocks and slots, and a third as many slots more for drafts."""
     config = sized(path, num_blocks, num_slots + num_slots // 3, speculation=MTP_DRAFTS, **changes)
-    built = build_engine(str(path), config, time.monotonic)
+    built = build_engine(str(path), config, clock)
     assert (built.sizes.num_blocks, built.sizes.num_slots) == (num_blocks, num_slots)
     return built
 

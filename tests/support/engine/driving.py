@@ -21,8 +21,8 @@ SMALL = EngineConfig(cache_bytes=16 << 20, max_step_tokens=256, max_running=16, 
 GREEDY = Sampling(max_tokens=16, seed=0, temperature=0.0, ignore_eos=True)
 
 
-def small_engine(path: Path, **changes: object) -> BuiltEngine:
-    return build_engine(str(path), replace(SMALL, **changes), time.monotonic)
+def small_engine(path: Path, clock: Callable[[], float] = time.monotonic, **changes: object) -> BuiltEngine:
+    return build_engine(str(path), replace(SMALL, **changes), clock)
 
 
 def sized(path: Path, num_blocks: int, num_slots: int, **changes: object) -> EngineConfig:

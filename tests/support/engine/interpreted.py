@@ -5,7 +5,7 @@ All memory that nobody wrote is NaN.
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 import torch
@@ -75,13 +75,16 @@ def once_needed(work: Callable[[], Tensor]) -> Captured:
     return Captured(replay, torch.empty(0))
 
 
-def replayed_checks(vocab_size: int) -> Capture:
-    """As `in_triton`, of passes that check or make drafts, but nothing runs before the first replay."""
+def replayed_checks(vocab_size: int, forms: Callable[[], AbstractContextManager[None]] = triton_on_the_cpu) -> Capture:
+    """As `in_triton`, of passes that check or make drafts, but nothing runs before the first replay.
+
+    forms   `attention_in_torch`: as `in_torch`
+    """
     logits = torch.empty(MOST_ROWS, vocab_size)
 
     def capture(work: Callable[[], Tensor]) -> Captured:
         def replay() -> None:
-            with triton_on_the_cpu():
+            with forms():
                 found = work()
             if found.dim() == 2:
                 logits[: len(found)] = found
@@ -95,11 +98,18 @@ def in_torch(work: Callable[[], Tensor]) -> Captured:
     """As `once_needed`, by torch's forms, a hundred times as fast: for tests of what goes around the passes."""
 
     def replay() -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(paged_attention, "paged_decode_triton", _paged_decode_in_torch)
+        with attention_in_torch():
             work()
 
     return Captured(replay, torch.empty(0))
+
+
+@contextmanager
+def attention_in_torch() -> Iterator[None]:
+    """Attention over the contexts of captured passes runs in torch; all else does so on a CPU anyway."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paged_attention, "paged_decode_triton", _paged_decode_in_torch)
+        yield
 
 
 def _paged_decode_in_torch(

@@ -1,6 +1,5 @@
 """Drafts that a model's layer makes behind a step whose tokens nobody has read yet, in Triton's interpreter."""
 
-import shutil
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +19,17 @@ from headrace.forward.sequence_input import SequenceInput
 from headrace.models.weights import load_model
 from headrace.request import Request, Sampling
 from headrace.speculation.draft_count import FixedCount, Offer, StepPrice
-from tests.support.engine.drafters import MTP_DRAFTS, ROOMY, mtp_engine_of, num_drafted, steps, together
+from tests.support.engine.drafters import (
+    ANSWER,
+    KNOWN,
+    MTP_DRAFTS,
+    RANDOM,
+    ROOMY,
+    mtp_engine_of,
+    num_drafted,
+    steps,
+    together,
+)
 from tests.support.engine.driving import (
     GREEDY,
     assert_nothing_in_use,
@@ -41,25 +50,11 @@ from tests.support.engine.interpreted import (
     replayed_checks,
     step,
 )
-from tests.support.engine.mtp_checkpoints import add_mtp, train_mtp
 from tests.support.engine.oracle import random_prompt
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU it is test_cuda.py that does this")
 MAX_TOKENS = BLOCKS_EACH * 16
 BEST = Draw(Sampling(max_tokens=1, seed=0, temperature=0.0), 0)
-# Of three tokens, which the trained layer often guesses.
-ANSWER = replace(GREEDY, max_tokens=24, bias_ids=(7, 9, 11), bias_values=(30.0, 30.0, 30.0))
-RANDOM = replace(ANSWER, max_tokens=16, seed=3, temperature=0.9, top_p=0.95)
-KNOWN = random_prompt(17)
-
-
-@pytest.fixture(scope="module")
-def trained(tiny_checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = Path(shutil.copytree(tiny_checkpoint("qwen35"), tmp_path_factory.mktemp("mtp") / "ahead"))
-    layer = add_mtp(path)
-    answer = generate(small_engine(path), request(KNOWN, ANSWER)).tokens
-    train_mtp(path, layer, [[*KNOWN, *answer]], num_steps=30)
-    return path
 
 
 def ahead_of(path: Path, **changes: object) -> BuiltEngine:
