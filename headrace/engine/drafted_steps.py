@@ -39,9 +39,7 @@ class EngineDrafts(EngineTokens):
         now_s, fit = self._clock(), self.cost_fit
         self._turn_s = now_s
         if self._in_flight is not None:
-            decoding = [each for each in self._running if not each.is_prefilling and not each.is_paused]
-            may_follow = self._may_follow(decoding)
-            if may_follow and drafting.rows_ahead:
+            if drafting.rows_ahead and self._may_follow(decoding := self._decoding):
                 self._draft_behind(self._in_flight, drafting, set(decoding), now_s)
                 drafting.seconds += self._clock() - now_s
                 return
@@ -49,8 +47,10 @@ class EngineDrafts(EngineTokens):
                 drafting.forget()
                 would_draft = drafting.would_draft(self._running, self._in_flight.inputs.draw_index, fit, now_s)
                 drafting.seconds += self._clock() - now_s
-                goes_on = may_follow and self._in_flight.shape.num_decoding > 0
-                if not would_draft or (goes_on and drafting.will_draft_ahead()):
+                if not would_draft:
+                    return
+                goes_on = self._in_flight.shape.num_decoding > 0
+                if goes_on and drafting.will_draft_ahead() and self._may_follow(self._decoding):
                     return
             self._know_tokens()
             now_s = self._clock()
@@ -58,6 +58,10 @@ class EngineDrafts(EngineTokens):
         drafting.propose(self._running, fit, now_s)
         self._cut_drafts()
         drafting.seconds += self._clock() - now_s
+
+    @property
+    def _decoding(self) -> list[Sequence]:
+        return [each for each in self._running if not each.is_prefilling and not each.is_paused]
 
     def _may_follow(self, decoding: list[Sequence]) -> bool:
         """True if a step behind drafts, or with some, may be launched before the tokens under way are known."""

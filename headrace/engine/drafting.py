@@ -112,7 +112,7 @@ class Drafting:
         self._rules = rules
         self._guesses: list[tuple[Found, int]] = []
         self._num_ahead = 0  # drafts of each sequence to make behind the next launch
-        self._num_asked = 0  # the same of the last one
+        self._num_asked = 0  # the same of the last launch, whether the layer could or not
         self._drafted: dict[Sequence, Found] = {}  # those of the step that is being made
         self._is_probe = False  # that step, if it has drafts in the end
         self.drafted_tokens = 0
@@ -135,7 +135,7 @@ class Drafting:
         return bool(chosen)
 
     def will_draft_ahead(self) -> bool:
-        """True if the layer makes the drafts of `would_draft` behind the next launch, for the step after it.
+        """True if the layer makes the drafts that `would_draft` found behind the next launch, for the step after it.
 
         Not where it made none the last time: the device may lack memory, or a captured pass of that size.
         """
