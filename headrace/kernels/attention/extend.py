@@ -16,15 +16,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.attention.head_dims import inside, padded, store_head
+from headrace.kernels.attention.head_dims import inside, padded
 from headrace.kernels.attention.prefill import PagedChunks, _attend, check_paged
 from headrace.kernels.lib.dispatch import UPCAST_DOT
 from headrace.kernels.lib.exponentials import LOG2_E
 from headrace.kernels.lib.sizes import cdiv, next_power_of_2
 
 PROGRAMS = 528  # four for each of 132 multiprocessors (H200)
-MOST_SPLITS = tl.constexpr(64)
-AT_ONCE = tl.constexpr(16)  # splits that are merged together
+MOST_SPLITS = 64
+AT_ONCE = 16  # splits that are merged together, of one row or of several that have fewer
 
 
 class ExtendTile(NamedTuple):
@@ -51,7 +51,7 @@ def extend_splits(q: Tensor, k_pool: Tensor, chunks: PagedChunks) -> int:
     num_kv, tile = k_pool.shape[2], extend_tile(D, q.dtype)
     programs = (T // _tokens(tile, H // num_kv) + 1) * num_kv
     useful = cdiv(chunks.table_NM.shape[1] * k_pool.shape[1], tile.split_keys)
-    most = max(1, min(PROGRAMS // programs, useful, MOST_SPLITS.value))
+    most = max(1, min(PROGRAMS // programs, useful, MOST_SPLITS))
     return 1 << (most.bit_length() - 1)
 
 
@@ -126,22 +126,28 @@ def _extend_kernel(
     tl.store(log_sum_ptr + out_row, log_sum, mask=is_row)
 
 
-@triton.jit(do_not_specialize=["splits"])
-def _merge_kernel(part_ptr, log_sum_ptr, out_ptr, splits, D: tl.constexpr):
+@triton.jit(do_not_specialize=["num_rows", "splits"])
+def _merge_kernel(
+    part_ptr, log_sum_ptr, out_ptr, num_rows, splits, D: tl.constexpr, ROWS: tl.constexpr, AT_ONCE: tl.constexpr
+):
     """out[row] = sum over splits of 2^log_sum * part / sum of 2^log_sum. Parts of a log_sum of -inf are not read."""
-    row = tl.program_id(0).to(tl.int64)
-    split, d = tl.arange(0, MOST_SPLITS), tl.arange(0, padded(D))
-    log_sum = tl.load(log_sum_ptr + row * splits + split, mask=split < splits, other=float("-inf"))
-    best = tl.max(log_sum, 0)
-    total = tl.sum(tl.exp2(log_sum - best), 0)
-    acc = tl.zeros([padded(D)], tl.float32)
+    row, d = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.arange(0, padded(D))
+    acc = tl.zeros([ROWS, padded(D)], tl.float32)
+    total, best = tl.zeros([ROWS], tl.float32), tl.full([ROWS], -1e30, tl.float32)
     for first in range(0, splits, AT_ONCE):
-        some = first + tl.arange(0, AT_ONCE)
-        some_sum = tl.load(log_sum_ptr + row * splits + some, mask=some < splits, other=float("-inf"))
-        is_there = inside(some_sum > float("-inf"), d, D)
-        part = tl.load(part_ptr + (row * splits + some)[:, None] * D + d[None, :], mask=is_there, other=0.0)
-        acc += tl.sum(part * tl.exp2(some_sum - best)[:, None], 0)
-    store_head(out_ptr + row * D + d, (acc / total).to(out_ptr.dtype.element_ty), d, D)
+        split = first + tl.arange(0, AT_ONCE)
+        place = row[:, None] * splits + split[None, :]
+        is_split = (row < num_rows)[:, None] & (split < splits)[None, :]
+        log_sum = tl.load(log_sum_ptr + place, mask=is_split, other=float("-inf"))
+        is_there = (log_sum > float("-inf"))[:, :, None] & (d < D)[None, None, :]
+        part = tl.load(part_ptr + place[:, :, None] * D + d[None, None, :], mask=is_there, other=0.0)
+        new_best = tl.maximum(best, tl.max(log_sum, 1))
+        weight, shrink = tl.exp2(log_sum - new_best[:, None]), tl.exp2(best - new_best)
+        acc = acc * shrink[:, None] + tl.sum(part * weight[:, :, None], 1)
+        total = total * shrink + tl.sum(weight, 1)
+        best = new_best
+    out = (acc / tl.where(total > 0, total, 1.0)[:, None]).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + row[:, None] * D + d[None, :], out, mask=inside(row < num_rows, d, D))
 
 
 def paged_extend_triton(
@@ -170,5 +176,15 @@ def paged_extend_triton(
         TOKENS=tokens, KEYS=tile.keys, SPLIT_KEYS=tile.split_keys,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
-    _merge_kernel[(T * H,)](part, log_sum, out, S, D=D, num_warps=1 if D <= 64 else 4)
+    merge_splits(part, log_sum, out)
     return out
+
+
+def merge_splits(part: Tensor, log_sum: Tensor, out: Tensor) -> None:
+    """Writes to out [T, H, D] what S splits have found: part [T, H, S, D] and log_sum [T, H, S], as in the kernel."""
+    T, H, S, D = part.shape
+    at_once = min(next_power_of_2(S), AT_ONCE)
+    rows = AT_ONCE // at_once
+    _merge_kernel[(cdiv(T * H, rows),)](
+        part, log_sum, out, T * H, S, D=D, ROWS=rows, AT_ONCE=at_once, num_warps=1 if D <= 64 else 4
+    )

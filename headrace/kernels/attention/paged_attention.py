@@ -11,7 +11,7 @@ Source    torch's fused attention on the CPU. On a GPU, prompts go to extend.py 
 Legend    N sequences, M blocks of the longest one, n tokens of context, G = H / Hkv
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,8 +22,11 @@ from headrace.kernels.attention.decode import PagedContexts, paged_decode_triton
 from headrace.kernels.attention.extend import extend_splits, paged_extend_triton
 from headrace.kernels.attention.output_gate import gate_output_torch
 from headrace.kernels.attention.prefill import PagedChunks, paged_prefill_triton
-from headrace.kernels.attention.prefill_hopper import fits_hopper, paged_prefill_hopper
+from headrace.kernels.attention.prefill_hopper import fits_hopper, hopper_items, paged_prefill_hopper
 from headrace.kernels.lib.sizes import cdiv
+
+LEAST_HOPPER_ITEMS = 16
+"""Fewer are slower than extend.py's: their tiles are larger, and mostly empty."""
 
 
 @dataclass(frozen=True)
@@ -180,11 +183,14 @@ def paged_prefill(
     if sum(batch.lengths) != q.shape[0] or q.shape[1] % k.shape[1]:
         raise ValueError(f"q {tuple(q.shape)} and k {tuple(k.shape)} do not fit rows {batch.lengths}")
     if isinstance(batch.chunks, PagedChunks):
-        if extend_splits(q, k_pool, batch.chunks) > 1:
-            return paged_extend_triton(q, k_pool, v_pool, scale, batch.chunks)
-        on_gpu = paged_prefill_hopper if fits_hopper(q, k_pool) else paged_prefill_triton
-        return on_gpu(q, k_pool, v_pool, scale, batch.chunks)
+        return _prefill_on_gpu(q, k_pool, batch.chunks)(q, k_pool, v_pool, scale, batch.chunks)
     return paged_prefill_torch(q, k, v, k_pool, v_pool, scale, batch.lengths, batch.chunks)
+
+
+def _prefill_on_gpu(q: Tensor, k_pool: Tensor, chunks: PagedChunks) -> Callable[..., Tensor]:
+    if fits_hopper(q, k_pool) and hopper_items(q, k_pool) >= LEAST_HOPPER_ITEMS:
+        return paged_prefill_hopper
+    return paged_extend_triton if extend_splits(q, k_pool, chunks) > 1 else paged_prefill_triton
 
 
 def paged_prefill_torch(

@@ -1,8 +1,8 @@
 """Producer of `headrace.kernels.attention.prefill_hopper`, and the work list and rings that all its warps share.
 
 Producer and consumers synchronise through mbarriers alone (`headrace.kernels.lib.hopper.BarrierRing`), counted over all
-items of a program. An item is one KV head's rows, tokens times padded heads, of one sequence; its tiles of keys are
-taken from the last to the first, so that only the first steps mask.
+items of a program. An item is one split of the context for one KV head's rows, tokens times padded heads, of one
+sequence; its tiles of keys are taken from the last to the first, so that only the first steps mask.
 """
 
 from triton.experimental import gluon
@@ -19,6 +19,8 @@ from headrace.kernels.lib.hopper import (
     tma_load,
     wait_for_warps,
 )
+
+LEAST_TILES = gl.constexpr(16)  # of a split: shorter contexts are not worth a merge
 
 
 @aggregate
@@ -116,14 +118,16 @@ class Items:
     start_ptr: gl.tensor
     num_items: gl.tensor
     num_sequences: gl.tensor
+    splits: gl.tensor  # of each context
     sizes: Sizes
 
     @gluon.constexpr_function
-    def __init__(self, first_row_ptr, start_ptr, num_items, num_sequences, sizes):
+    def __init__(self, first_row_ptr, start_ptr, num_items, num_sequences, splits, sizes):
         self.first_row_ptr = first_row_ptr
         self.start_ptr = start_ptr
         self.num_items = num_items
         self.num_sequences = num_sequences
+        self.splits = splits
         self.sizes = sizes
 
     @gluon.jit
@@ -139,20 +143,38 @@ class Items:
 
     @gluon.jit
     def locate(self, item):
-        """KV head, sequence, its first row, its rows, the item's first token. Late tokens (most keys) come first."""
-        kv_head = item % self.sizes.HKV
-        place = self.num_items // self.sizes.HKV - 1 - item // self.sizes.HKV
+        """KV head, split, sequence, its first row, its rows, the item's first token: the number of rows if it has none.
+
+        Of a sequence late tokens (most keys) come first. Padding, a captured pass's last sequence, comes last: what is
+        short or empty shall not take the place of an item in a round.
+        """
+        sizes = self.sizes
+        kv_head, split = item % sizes.HKV, item // sizes.HKV % self.splits
+        place = item // (sizes.HKV * self.splits)
         # Sequence i's tiles start at first_row[i] // TOKENS + i, which leaves each one a tile for its rest.
         sequence, behind = 0, self.num_sequences
         while behind - sequence > 1:
             middle = (sequence + behind) // 2
-            is_before = gl.load(self.first_row_ptr + middle) // self.sizes.TOKENS + middle <= place
+            is_before = gl.load(self.first_row_ptr + middle) // sizes.TOKENS + middle <= place
             sequence = gl.where(is_before, middle, sequence)
             behind = gl.where(is_before, behind, middle)
         first_row = gl.load(self.first_row_ptr + sequence)
         length = gl.load(self.first_row_ptr + sequence + 1) - first_row
-        first_token = (place - first_row // self.sizes.TOKENS - sequence) * self.sizes.TOKENS
-        return kv_head, sequence, first_row, length, first_token
+        from_last = place - first_row // sizes.TOKENS - sequence
+        from_first = (length + sizes.TOKENS - 1) // sizes.TOKENS - 1 - from_last
+        first_token = gl.where(from_first < 0, length, from_first * sizes.TOKENS)
+        return kv_head, split, sequence, first_row, length, first_token
+
+    @gluon.jit
+    def keys(self, start, first_token, length, split):
+        """The first and the last tile of an item's keys, where these end, and the tiles' number, which may be 0."""
+        sizes = self.sizes
+        end = start + gl.minimum(first_token + sizes.TOKENS, length)
+        num_tiles = gl.where(first_token < length, (end + sizes.KEYS - 1) // sizes.KEYS, 0)
+        of_split = gl.maximum((num_tiles + self.splits - 1) // self.splits, LEAST_TILES)
+        first = split * of_split
+        behind = gl.minimum(first + of_split, num_tiles)
+        return first, behind - 1, gl.minimum(end, behind * sizes.KEYS), gl.maximum(behind - first, 0)
 
 
 # ---------------------------------------------------------------- the producer
@@ -190,14 +212,14 @@ def produce(items, pool, keys, values):
     for round in range(items.num_rounds()):
         item = items.item_of_round(round)
         if item < items.num_items:
-            kv_head, sequence, _, length, first_token = items.locate(item)
-            if first_token < length:
-                end = gl.load(items.start_ptr + sequence) + gl.minimum(first_token + sizes.TOKENS, length)
-                last = (end - 1) // sizes.KEYS
+            kv_head, split, sequence, _, length, first_token = items.locate(item)
+            start = gl.load(items.start_ptr + sequence)
+            _, last, end, num_tiles = items.keys(start, first_token, length, split)
+            if num_tiles > 0:
                 table_ptr = pool.table_ptr + sequence * pool.stride_table
                 column = kv_head * sizes.D
                 _produce_last(pool, keys, values, done, table_ptr, column, last * BLOCKS, end)
-                for step in range(1, last + 1):
+                for step in range(1, num_tiles):
                     tile = done + step
                     first_block = (last - step) * BLOCKS
                     keys.wait_free(tile)
@@ -210,12 +232,12 @@ def produce(items, pool, keys, values):
                     for i in gl.static_range(BLOCKS):
                         row = gl.load(table_ptr + first_block + i) * pool.block_rows
                         values.load(pool.v_desc, tile, i, row, column)
-                done += last + 1
+                done += num_tiles
 
 
 @gluon.jit
 def _produce_last(pool, keys, values, tile, table_ptr, column, first_block, end):
-    """The tile at the sequence's end. Values past the end become zero: a weight of zero hides no NaN.
+    """The last tile, perhaps at the sequence's end. Values past the end become zero: a weight of zero hides no NaN.
 
     The copy engine brings whole blocks: of the block that holds the end, the producer copies the values itself.
     """

@@ -54,4 +54,5 @@ def check_prefill(
     out = prefill(q, paged.k_pool, paged.v_pool, D**-0.5, chunks)
     assert out.dtype == dtype
     for i, (part, rows) in enumerate(zip(out.split(lengths), q.split(lengths), strict=True)):
-        paged.check(part, rows, i, D**-0.5)
+        if len(rows):
+            paged.check(part, rows, i, D**-0.5)

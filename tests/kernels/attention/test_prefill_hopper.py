@@ -1,15 +1,13 @@
 """Warp-specialised prefill attention against float64, on a Hopper GPU alone."""
 
+from functools import partial
+
 import pytest
 import torch
-from torch import Tensor
 
-from headrace.kernels.attention import paged_attention
-from headrace.kernels.attention.paged_attention import PagedPrefill, paged_prefill
 from headrace.kernels.attention.prefill import PagedChunks
-from headrace.kernels.attention.prefill_hopper import fits_hopper
+from headrace.kernels.attention.prefill_hopper import fits_hopper, hopper_splits, paged_prefill_hopper
 from tests.kernels.attention.paged import BLOCK, DEVICE, check_prefill, needs_gpu
-from tests.kernels.naive import NAN
 
 AWKWARD_SPANS = [
     [(0, 1)],
@@ -18,6 +16,7 @@ AWKWARD_SPANS = [
     [(0, 63), (64, 129), (0, 1), (300, 301), (1000, 1100), (127, 128), (5, 70)],
     [(0, 1500)],
     [(5000, 5200), (0, 5000)],
+    [(3000, 3130), (40, 40), (40, 40), (0, 62)],  # unused sequences and padding, as in captured passes
 ]
 
 
@@ -41,21 +40,24 @@ def needs_hopper(H: int, KV: int, D: int, dtype: torch.dtype) -> None:
         (2, 2, 256, torch.float16),
     ],
 )
+@pytest.mark.parametrize("splits", [None, 1, 2, 7])
 @pytest.mark.parametrize("spans", AWKWARD_SPANS, ids=str)
 def test_rows_see_their_prefix_and_themselves(
-    spans: list[tuple[int, int]], H: int, KV: int, D: int, dtype: torch.dtype, monkeypatch
+    spans: list[tuple[int, int]], splits: int | None, H: int, KV: int, D: int, dtype: torch.dtype
 ):
-    """As the engine calls it: `paged_prefill` chooses it for heads of 64, 128 and 256."""
     needs_hopper(H, KV, D, dtype)
-    monkeypatch.delattr(paged_attention, "paged_prefill_triton")
-    monkeypatch.setattr(paged_attention, "extend_splits", lambda q, k_pool, chunks: 1)
-    lengths = tuple(end - start for start, end in spans)
+    check_prefill(spans, H, KV, D, dtype, partial(paged_prefill_hopper, splits=splits))
 
-    def prefill(q: Tensor, k_pool: Tensor, v_pool: Tensor, scale: float, chunks: PagedChunks) -> Tensor:
-        unread = q.new_full((len(q), KV, D), NAN)
-        return paged_prefill(q, unread, unread, k_pool, v_pool, scale, PagedPrefill(lengths, chunks))
 
-    check_prefill(spans, H, KV, D, dtype, prefill)
+def test_splits_follow_from_shapes():
+    def splits(rows: int, table_blocks: int = 2048, H: int = 16, KV: int = 4, D: int = 256) -> int:
+        table = torch.empty(1, table_blocks, dtype=torch.int32)
+        q, k_pool = torch.empty(rows, H, D, dtype=torch.bfloat16), torch.empty(1, BLOCK, KV, D)
+        return hopper_splits(q, k_pool, PagedChunks(table[0, :1], table[0, :1], table), num_programs=132)
+
+    assert [splits(rows) for rows in (128, 256, 512, 1024, 1280, 2048, 8192)] == [8, 4, 2, 1, 4, 1, 1]
+    assert [splits(rows, 2048, 32, 8, 64) for rows in (256, 512, 768, 1024)] == [5, 3, 1, 3]
+    assert splits(128, 64) == 1 and splits(128, 65) == 2  # 1,024 keys are one split's
 
 
 def test_heads_that_it_was_not_measured_for_do_not_fit():

@@ -38,12 +38,13 @@ def attention_launches() -> Iterator[tuple[str, Launch]]:
         c = SHAPES[model].attention
         H, KV, D, R = c.num_heads, c.num_kv_heads, c.head_dim, c.rotary_dim
         yield f"prefill {model}", prefill_launch(H, KV, D, prefill_tile(D, BF16))
-        yield f"prefill on Hopper {model}", hopper_launch(H, KV, D, hopper_tile(D))
+        for is_split in (False, True):
+            yield f"prefill on Hopper {model}, split {is_split}", hopper_launch(H, KV, D, hopper_tile(D), is_split)
         for T in (1, 2, 4, 8):  # rows a sequence
             yield f"decode {model} {T}", decode_launch(H, KV, D, T)
             yield f"merge {model} {T}", merge_launch(H, KV, D, T)
         yield f"prepare {model}", prepare_launch(H, KV, D, R, c.has_qk_norm)
-    yield "prefill on Hopper of heads of 128", hopper_launch(32, 2, 128, hopper_tile(128))
+    yield "prefill on Hopper of heads of 128", hopper_launch(32, 2, 128, hopper_tile(128), is_split=False)
     yield "prefill float32", prefill_launch(8, 2, 256, prefill_tile(256, torch.float32), "fp32")
     yield "decode of heads of 128", decode_launch(12, 3, 128, 4)
     yield "decode of heads of 128, twice the rows", decode_launch(12, 3, 128, 8)
@@ -62,15 +63,16 @@ def prefill_launch(H: int, KV: int, D: int, tile: PrefillTile, dtype: str = "bf1
                   tile.num_warps, tile.num_stages)  # fmt: skip
 
 
-def hopper_launch(H: int, KV: int, D: int, tile: HopperTile) -> Launch:
-    types = {name: "*bf16:16" for name in ("q_ptr", "v_ptr", "out_ptr")}
+def hopper_launch(H: int, KV: int, D: int, tile: HopperTile, is_split: bool) -> Launch:
+    types = {name: "*bf16:16" for name in ("q_ptr", "v_ptr")}
+    types |= {name: "*fp32:16" if is_split else "*bf16:16" for name in ("out_ptr", "log_sum_ptr")}
     types |= {name: f"tensordesc<bf16[{BLOCK},{SPAN.value}],{LAYOUT.value!r}>" for name in ("k_desc", "v_desc")}
     types |= {"first_row_ptr": "*i32:16", "start_ptr": "*i32", "table_ptr": "*i32", "num_sequences": "i32"}
-    types |= {"num_items": "i32", "stride_q": "i32:16", "block_rows": "i32", "num_rows": "i32"}
+    types |= {"num_items": "i32", "splits": "i32", "stride_q": "i32:16", "block_rows": "i32", "num_rows": "i32"}
     types |= {"stride_table": "i32", "scale_log2": "fp32"}
     group = H // KV
     constexprs = {"H": H, "HKV": KV, "GROUP": group, "PADDED_GROUP": group, "D": D, "BLOCK_SIZE": BLOCK}
-    constexprs |= {"KEYS": tile.keys, "STAGES": tile.stages, "CONSUMERS": tile.consumers}
+    constexprs |= {"KEYS": tile.keys, "STAGES": tile.stages, "CONSUMERS": tile.consumers, "IS_SPLIT": is_split}
     constexprs |= dict(zip(("REGISTERS", "PRODUCER_REGISTERS"), registers(tile.consumers), strict=True))
     kernel = "headrace.kernels.attention.prefill_hopper:_hopper_prefill_kernel"
     return Launch(kernel, types, constexprs, 4, 1, launch_registers(tile.consumers))
