@@ -77,6 +77,7 @@ WORKS: tuple[Prefill | Decode, ...] = (
     Prefill("prefill 32,768, 64 checkpoints", 1, num_tokens=32768, num_checkpoints=64),
     Prefill("prefill 16 x 4,096", 16, num_tokens=4096),
     *(turns(1, num_new, 8176, launched) for num_new in (16, 64, 256, 512, 1024, 2048) for launched in (False, True)),
+    *(turns(1, num_new, 16368, False) for num_new in (256, 512, 1024)),
     *(turns(4, 964, 14336, launched) for launched in (False, True)),
     Decode("decode batch 1", 1),
     Decode("decode batch 16", 16),

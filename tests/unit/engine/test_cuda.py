@@ -14,6 +14,7 @@ from headrace.engine.sequence import Scored
 from headrace.forward.memory import CacheMemory
 from headrace.forward.sequence_input import SequenceInput
 from headrace.kernels.dense.linear import LinearWeight
+from headrace.models import weights
 from headrace.models.weights import load_config, random_model
 from headrace.request import Sampling
 from headrace.speculation.config import SpeculationConfig
@@ -102,12 +103,14 @@ def test_checks_behind_checks_change_nobodys_tokens(monkeypatch: pytest.MonkeyPa
     assert len([number for number in num_behind if number]) > len(num_behind) / 2
 
 
-def test_drafts_by_a_head_in_fp8_are_right_as_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recall answers of the shipped model in bf16, by a copy of its head in FP8 and by the head itself."""
+def test_drafts_by_a_layer_in_fp8_are_right_as_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recall answers of the shipped model in bf16, by its layer and head in FP8, and by both as they are stored."""
     asked = [request(prompt, replace(GREEDY, max_tokens=40)) for prompt in recall_prompts(200)]
     counts = []
-    for in_fp8 in (LinearWeight.in_fp8, lambda weight: weight):
-        monkeypatch.setattr(LinearWeight, "in_fp8", in_fp8)
+    for is_quantised in (True, False):
+        if not is_quantised:
+            monkeypatch.setattr(LinearWeight, "in_fp8", lambda weight: weight)
+            monkeypatch.setattr(weights, "QuantisedAtLoad", lambda stored: stored)
         settings = {"dtype": "bfloat16", "device": "cuda", "cache_bytes": 4 << 30, "max_running": 32}
         built = small_engine(SHIPPED, speculation=SpeculationConfig("mtp", "fixed", 3), **settings)
         for each in asked:
