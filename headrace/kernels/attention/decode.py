@@ -27,7 +27,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.attention.head_dims import inside, load_head, padded, store_head
+from headrace.kernels.attention.head_dims import inside, load_heads, padded
 from headrace.kernels.attention.prefill import check_paged, padded_table
 from headrace.kernels.lib.dispatch import UPCAST_DOT
 from headrace.kernels.lib.dot import dot_block
@@ -92,14 +92,15 @@ def decode_tile(head_dim: int, dtype: torch.dtype, rows: int = 16, least_program
 
 
 TARGET_PROGRAMS = 2048  # about 15 for each of 132 multiprocessors (H200): uneven contexts even out
-LEAST_SPLITS = tl.constexpr(4)  # in a large batch, one program a KV head would be too few for one long context
+LEAST_SPLITS = 4  # in a large batch, one program a KV head would be too few for one long context
 MOST_SPLITS = 64
-MERGED_AT_ONCE = tl.constexpr(32)  # all 64 splits of a head of 256 would need the registers of all but two programs
+MERGED_AT_ONCE = 32  # all 64 splits of a head of 256 would need the registers of all but two programs
+LEAST_MERGES = 4 * MULTIPROCESSORS  # programs
 
 
 def num_splits(num_tiles: int, num_kv_heads: int, table_tokens: int, split_keys: int) -> int:
     """Splits of each context: a power of two, from shapes alone."""
-    wanted = max(LEAST_SPLITS.value, cdiv(TARGET_PROGRAMS, num_tiles * num_kv_heads))
+    wanted = max(LEAST_SPLITS, cdiv(TARGET_PROGRAMS, num_tiles * num_kv_heads))
     useful = cdiv(table_tokens, split_keys)
     return next_power_of_2(max(1, min(wanted, useful, MOST_SPLITS)))
 
@@ -200,44 +201,47 @@ def _decode_kernel(
 def _merge_kernel(
     part_ptr, log_sum_ptr, gate_ptr, out_ptr, lens_ptr, splits, least_steps, stride_gate,
     H: tl.constexpr, T: tl.constexpr, TOKENS: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr,
+    HEADS: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """out[row] = sum over splits of 2^log_sum * part / sum of 2^log_sum, for the splits that have keys; [* gate]."""
+    """out[row] = sum over splits of 2^log_sum * part / sum of 2^log_sum, for the splits that have keys; [* gate].
+
+    Of HEADS heads of a row.
+    """
     let_next_start()
-    row, d = tl.program_id(0).to(tl.int64), tl.arange(0, padded(D))
-    length = tl.load(lens_ptr + row // H)
+    row, d = (tl.program_id(0) // (H // HEADS)).to(tl.int64), tl.arange(0, padded(D))
+    head = tl.program_id(0) % (H // HEADS) * HEADS + tl.arange(0, HEADS)
+    length = tl.load(lens_ptr + row)
     longest = length
     if T > 1:
-        longest = _longest(lens_ptr, row // H // T, row // H % T // TOKENS * TOKENS, T, TOKENS)
+        longest = _longest(lens_ptr, row // T, row % T // TOKENS * TOKENS, T, TOKENS)
     used = tl.cdiv(length, _split_of(longest, splits, least_steps, KEYS))
-    part_ptr += row * splits * D
-    log_sum_ptr += row * splits
+    acc = tl.zeros([HEADS, padded(D)], tl.float32)
+    total, best = tl.zeros([HEADS], tl.float32), tl.full([HEADS], -1e30, tl.float32)
     wait_for_previous()
-    if splits <= LEAST_SPLITS:  # large batches: little work for each of many rows
-        out = _merged(part_ptr, log_sum_ptr, used, D, LEAST_SPLITS)
-    else:
-        out = _merged(part_ptr, log_sum_ptr, used, D, MERGED_AT_ONCE)
-    if gate_ptr is not None:
-        gate = load_head(gate_ptr + row // H * stride_gate + row % H * D + d, d, D)
-        out *= tl.sigmoid(gate.to(tl.float32))
-    store_head(out_ptr + row * D + d, out.to(out_ptr.dtype.element_ty), d, D)
-
-
-@triton.jit
-def _merged(part_ptr, log_sum_ptr, used, D: tl.constexpr, AT_ONCE: tl.constexpr):
-    """One row, merged from its first `used` splits; zeros if there are none."""
-    d = tl.arange(0, padded(D))
-    acc = tl.zeros([padded(D)], tl.float32)
-    total, best = 0.0, -1e30
     for first in range(0, used, AT_ONCE):
         split = first + tl.arange(0, AT_ONCE)
-        log_sum = tl.load(log_sum_ptr + split, mask=split < used, other=float("-inf"))
-        part = tl.load(part_ptr + split[:, None] * D + d[None, :], mask=inside(split < used, d, D), other=0.0)
-        new_best = tl.maximum(best, tl.max(log_sum, 0))
-        weight, shrink = tl.exp2(log_sum - new_best), tl.exp2(best - new_best)
-        acc = acc * shrink + tl.sum(part * weight[:, None], 0)
-        total = total * shrink + tl.sum(weight, 0)
+        place = ((row * H + head) * splits)[:, None] + split[None, :]
+        is_used = (split < used)[None, :, None] & (d < D)[None, None, :]
+        log_sum = tl.load(log_sum_ptr + place, mask=(split < used)[None, :], other=float("-inf"))
+        part = tl.load(part_ptr + place[:, :, None] * D + d[None, None, :], mask=is_used, other=0.0)
+        new_best = tl.maximum(best, tl.max(log_sum, 1))
+        weight, shrink = tl.exp2(log_sum - new_best[:, None]), tl.exp2(best - new_best)
+        acc = acc * shrink[:, None] + tl.sum(part * weight[:, :, None], 1)
+        total = total * shrink + tl.sum(weight, 1)
         best = new_best
-    return acc / tl.where(total > 0, total, 1.0)
+    out = acc / tl.where(total > 0, total, 1.0)[:, None]
+    if gate_ptr is not None:
+        gate = load_heads(gate_ptr + row * stride_gate + head[:, None] * D + d[None, :], d, D)
+        out *= tl.sigmoid(gate.to(tl.float32))
+    out_place = (row * H + head)[:, None] * D + d[None, :]
+    tl.store(out_ptr + out_place, out.to(out_ptr.dtype.element_ty), mask=inside(head < H, d, D))
+
+
+def merged_heads(num_rows: int, num_heads: int, at_once: int) -> int:
+    """Heads of a row that a program merges, `at_once` splits of each: 1 where that would leave few programs."""
+    most = max(1, MERGED_AT_ONCE // 2 // at_once)
+    fitting = (h for h in (4, 2) if h <= most and num_heads % h == 0 and num_rows * num_heads // h >= LEAST_MERGES)
+    return next(fitting, 1)
 
 
 def paged_decode_triton(
@@ -278,8 +282,10 @@ def paged_decode_triton(
         KEYS=tile.keys, SKIP_FIRST=skip_first,
         num_warps=tile.num_warps, num_stages=tile.num_stages, **OVERLAPPED,
     )  # fmt: skip
-    _merge_kernel[(R * H,)](
+    at_once = min(next_power_of_2(S), MERGED_AT_ONCE)
+    heads = merged_heads(R, H, at_once)
+    _merge_kernel[(R * H // heads,)](
         part, log_sum, gate, out, contexts.lens_R, S, least_steps, stride_gate,
-        H=H, T=T, TOKENS=tokens, D=D, KEYS=tile.keys, num_warps=4, **OVERLAPPED,
+        H=H, T=T, TOKENS=tokens, D=D, KEYS=tile.keys, HEADS=heads, AT_ONCE=at_once, num_warps=4, **OVERLAPPED,
     )  # fmt: skip
     return out

@@ -31,21 +31,3 @@ def load_heads(pointers, d, D: tl.constexpr):
         return tl.load(pointers)
     else:
         return tl.load(pointers, mask=(d < D)[None, :], other=0.0)
-
-
-@triton.jit
-def load_head(pointers, d, D: tl.constexpr):
-    """One row, columns past the head zero."""
-    if d.shape[0] == D:
-        return tl.load(pointers)
-    else:
-        return tl.load(pointers, mask=d < D, other=0.0)
-
-
-@triton.jit
-def store_head(pointers, values, d, D: tl.constexpr):
-    """One row, without the columns past the head."""
-    if d.shape[0] == D:
-        tl.store(pointers, values)
-    else:
-        tl.store(pointers, values, mask=d < D)

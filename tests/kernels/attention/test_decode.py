@@ -3,10 +3,12 @@
 import pytest
 import torch
 
+from headrace.kernels.attention import decode
 from headrace.kernels.attention.decode import (
     DecodeTile,
     PagedContexts,
     decode_tile,
+    merged_heads,
     num_splits,
     paged_decode_triton,
     tokens_at_once,
@@ -58,6 +60,14 @@ def test_decode_merges_more_splits_than_at_once():
 @pytest.mark.parametrize(("splits", "D"), [(1, 16), (4, 16), (1, 48), (4, 10)])
 def test_decode_closes_its_output_gate_of_heads_of_any_size(splits: int, D: int):
     check_decode([5, 300, 0, 64], 6, 2, D, torch.float32, splits, has_gate=True)
+
+
+@pytest.mark.parametrize(("H", "D"), [(6, 16), (8, 16), (8, 10), (5, 48)])
+def test_decode_merges_several_heads_at_once(H: int, D: int, monkeypatch: pytest.MonkeyPatch):
+    """As where rows are many, with a gate."""
+    monkeypatch.setattr(decode, "LEAST_MERGES", 1)
+    assert merged_heads(4, H, 4) == {6: 2, 8: 4, 5: 1}[H]
+    check_decode([5, 300, 0, 64], H, 1, D, torch.float32, 4, has_gate=True)
 
 
 @pytest.mark.parametrize("splits", [1, 4])
