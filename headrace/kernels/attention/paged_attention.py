@@ -5,8 +5,8 @@ Shapes    q [T, H, D]; k, v [T, Hkv, D]; k_pool, v_pool [P, bs, Hkv, D], any str
 Contract  `store_kv` has written this step's keys and values to the pool; a row sees the sequence's tokens up to
           its own position: memory past a sequence's end may hold anything, NaN included
 Numerics  softmax in float32, the result in q's dtype
-Source    torch's fused attention on the CPU. On a GPU, prompts go to extend.py (few rows behind a long context),
-          prefill_hopper.py (heads of 64, 128 and 256 on Hopper) or prefill.py, decodes to decode.py
+Source    torch's fused attention on the CPU. On a GPU, prompts go to prefill_hopper.py (heads of 64, 128 and 256 on
+          Hopper), extend.py (few rows behind a long context) or prefill.py, decodes to decode.py
 
 Legend    N sequences, M blocks of the longest one, n tokens of context, G = H / Hkv
 """
@@ -22,11 +22,8 @@ from headrace.kernels.attention.decode import PagedContexts, paged_decode_triton
 from headrace.kernels.attention.extend import extend_splits, paged_extend_triton
 from headrace.kernels.attention.output_gate import gate_output_torch
 from headrace.kernels.attention.prefill import PagedChunks, paged_prefill_triton
-from headrace.kernels.attention.prefill_hopper import fits_hopper, hopper_items, paged_prefill_hopper
+from headrace.kernels.attention.prefill_hopper import fits_hopper, paged_prefill_hopper
 from headrace.kernels.lib.sizes import cdiv
-
-LEAST_HOPPER_ITEMS = 16
-"""Fewer are slower than extend.py's: their tiles are larger, and mostly empty."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +185,7 @@ def paged_prefill(
 
 
 def _prefill_on_gpu(q: Tensor, k_pool: Tensor, chunks: PagedChunks) -> Callable[..., Tensor]:
-    if fits_hopper(q, k_pool) and hopper_items(q, k_pool) >= LEAST_HOPPER_ITEMS:
+    if fits_hopper(q, k_pool):
         return paged_prefill_hopper
     return paged_extend_triton if extend_splits(q, k_pool, chunks) > 1 else paged_prefill_triton
 

@@ -57,23 +57,18 @@ def hopper_splits(q: Tensor, k_pool: Tensor, chunks: PagedChunks, num_programs: 
     Items take as many rounds as the fullest program: of 64 items and 132 programs half would have nothing to do, and
     160 would take as long as 264.
     """
-    num_items = hopper_items(q, k_pool)
+    T, H, D = q.shape
+    num_kv, tile = k_pool.shape[2], hopper_tile(D)
+    num_items = cdiv(T, _tokens(tile, H // num_kv)) * num_kv  # at least
     if num_items > 2 * num_programs:
         return 1
-    useful = cdiv(chunks.table_NM.shape[1] * k_pool.shape[1], LEAST_TILES.value * hopper_tile(q.shape[2]).keys)
+    useful = cdiv(chunks.table_NM.shape[1] * k_pool.shape[1], LEAST_TILES.value * tile.keys)
     most = max(1, min(useful, MOST_SPLITS, num_programs // num_items + 4))
 
     def seconds(splits: int) -> float:
         return cdiv(num_items * splits, num_programs) / splits * (1 + SPLIT_COST * (splits - 1))
 
     return min(range(1, most + 1), key=seconds)
-
-
-def hopper_items(q: Tensor, k_pool: Tensor) -> int:
-    """Items of these rows, if they are one sequence's and no context is split."""
-    T, H, D = q.shape
-    num_kv = k_pool.shape[2]
-    return cdiv(T, _tokens(hopper_tile(D), H // num_kv)) * num_kv
 
 
 def _tokens(tile: HopperTile, group: int) -> int:
