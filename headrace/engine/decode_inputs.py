@@ -46,7 +46,6 @@ class DecodeInputs:
 
     def __init__(self, memory: CacheMemory, drawn: Tensor, max_rows: int, max_tokens: int):
         """`drawn` int64 [max_rows or more]: the last launch's tokens. No sequence is longer than `max_tokens`."""
-        self.device = memory.device
         self._block_size = memory.layout.block_size
         self._drawn = drawn
         # Multiples of sixteen: Triton compiles another kernel for pointers and strides that are not.

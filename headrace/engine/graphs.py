@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -38,6 +38,10 @@ LONGEST_PASS_ROWS, NEARLY_FULL = 8192, 7 / 8
 # own, which reads the weights again; a longer one nothing. Many rows of padding would cost as much: attention splits
 # contexts for all of them.
 MIXED_DECODES, MOST_MIXED_ROWS = (16, 32, 48, 64), 1024
+# Mixed passes with checks are for two numbers of rows a sequence: with all sizes of chunks 112 for 64 sequences, and
+# 5.6 s of a start. With these they are 80, and a chunk has at most 64 rows of padding more than in a pass of its own:
+# 0.6 ms, where reading the weights again takes an H200 2.7. None is for more rows a sequence than three drafts need.
+MIXED_CHECK_ROWS, MOST_MIXED_EACH = (64, 128, 192, 256, 384, 512, 640, 768, 896, 1024), 4
 # Logits of so many rows take half a gigabyte with a vocabulary of a quarter of a million.
 MOST_CHECKED_ROWS = 512
 
@@ -125,12 +129,12 @@ class Replayed:
 
 @dataclass
 class StepGraphs:
-    """The captured passes of a node: those of single tokens, of longer chunks, of both in one, and of drafts.
+    """The captured passes of a node: of single tokens, with drafts or without, of longer chunks, and of both in one.
 
     A step's single tokens and as many of its chunks as a pass takes are one replay, its other chunks as many as they
     need. Each reads the weights anew, which takes less time than launching all together. So whatever the number and the
     mix of a step's sequences, all of it is replayed, unless one chunk alone does not fit. Where tokens have drafts, or
-    stand behind some, all single ones are one replay, and chunks follow in others.
+    stand behind some, all single ones are rows of a check.
     """
 
     block_size: int
@@ -138,6 +142,7 @@ class StepGraphs:
     prefills: CapturedPasses | None = None
     mixes: tuple[CapturedPasses, ...] = ()  # those of fewer decode rows first
     checks: tuple[CapturedPasses, ...] = ()  # of single tokens with drafts; those of fewer drafts first
+    mixed_checks: tuple[CapturedPasses, ...] = ()  # those of fewer drafts first, and of these those of fewer sequences
 
     def run(self, inputs: Sequence[SequenceInput]) -> Replayed | None:
         """Replays a step; None: such a step was not captured."""
@@ -150,7 +155,7 @@ class StepGraphs:
             part = passes.run([inputs[i] for i in some])
             is_last = n == len(replays) - 1
             logits.append(part if is_last else part.clone())  # the next replay may overwrite it
-        order = [i for _, some in replays for i in some if inputs[i].num_logits]
+        order = [i for _, some in replays for i in some for _ in range(inputs[i].num_logits)]
         by_input = sorted(range(len(order)), key=order.__getitem__)
         joined = logits[0] if len(logits) == 1 else torch.cat(logits)
         if by_input != list(range(len(order))):
@@ -165,24 +170,29 @@ class StepGraphs:
         by_need = sorted(range(len(inputs)), key=lambda i: not inputs[i].num_logits)
         is_single = [entry.is_decode or entry.has_drafts for entry in inputs]
         single = [i for i in by_need if is_single[i]]
-        groups = _groups(self.prefills, inputs, [i for i in by_need if not is_single[i]])
-        replays: list[tuple[CapturedPasses | None, list[int]]] = [(self.prefills, group) for group in groups]
-        # All single tokens at once: they read the tokens of the launch before, which the pass replaces by its own.
-        if any(inputs[i].has_drafts or inputs[i].behind is not None for i in single):
-            check = next((check for check in self.checks if check.fits([inputs[i] for i in single])), None)
-            replays.insert(0, (check, single))
-        elif single and groups:
-            both = [*single, *groups[0]]
-            mix = next((mix for mix in self.mixes if mix.fits([inputs[i] for i in both])), None)
-            replays[:1] = [(self.decodes, single), replays[0]] if mix is None else [(mix, both)]
-        elif single:
-            replays = [(self.decodes, single)]
+        longer = [i for i in by_need if not is_single[i]]
+        groups = _groups(self.prefills, inputs, longer)
+        replays = [(_fitting((self.prefills,), inputs, group), group) for group in groups]
+        if single:
+            # All at once: they read the tokens of the launch before, which the pass replaces by its own.
+            is_check = any(inputs[i].has_drafts or inputs[i].behind is not None for i in single)
+            apart, mixes = (self.checks, self.mixed_checks) if is_check else ((self.decodes,), self.mixes)
+            both = [*single, *replays[0][1]] if replays else single
+            mix = _fitting(mixes, inputs, both) if replays else None
+            if mix is None:
+                replays.insert(0, (_fitting(apart, inputs, single), single))
+            else:
+                replays[0] = mix, both
         covering = [(passes, some) for passes, some in replays if passes is not None]
-        is_covered = all(
-            passes in self.checks or passes.fits([inputs[i] for i in some])  # a check was chosen because it does
-            for passes, some in covering
-        )
-        return covering if is_covered and len(covering) == len(replays) else []
+        return covering if len(covering) == len(replays) else []
+
+
+def _fitting(
+    passes: Iterable[CapturedPasses | None], inputs: Sequence[SequenceInput], some: Sequence[int]
+) -> CapturedPasses | None:
+    """The first of the passes that takes the inputs with the indices `some`."""
+    entries = [inputs[i] for i in some]
+    return next((each for each in passes if each is not None and each.fits(entries)), None)
 
 
 def _groups(passes: CapturedPasses | None, inputs: Sequence[SequenceInput], some: Sequence[int]) -> list[list[int]]:
@@ -211,6 +221,11 @@ def checked_sizes(max_sequences: int, max_drafts: int) -> dict[int, list[int]]:
     rows_each = [rows for rows in (2, 4, 8) if rows < most] + [most]
     counts = sizes_up_to(max_sequences, BATCH_SIZES)
     return {rows: [rows * count for count in counts if rows * count <= MOST_CHECKED_ROWS] for rows in rows_each}
+
+
+def mixed_counts(max_sequences: int) -> list[int]:
+    """Numbers of sequences of passes to capture that decode or check these, and compute a chunk."""
+    return [*(count for count in MIXED_DECODES if count < max_sequences), max_sequences]
 
 
 class CudaCapture:

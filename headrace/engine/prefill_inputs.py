@@ -41,6 +41,7 @@ class PrefillInputs:
 
     def __init__(self, memory: CacheMemory, max_rows: int, max_tokens: int):
         """No sequence is longer than `max_tokens`."""
+        self.device = memory.device
         self._memory = memory
         self._max_tokens = max_tokens
         # A multiple of sixteen, as in `DecodeInputs`; padding may be longer than any sequence.

@@ -15,15 +15,18 @@ from headrace.engine.draw import Draw, PromptRows
 from headrace.engine.graphs import (
     BATCH_SIZES,
     LONGEST_PASS_ROWS,
-    MIXED_DECODES,
+    MIXED_CHECK_ROWS,
     MOST_CHECKED_ROWS,
+    MOST_MIXED_EACH,
     MOST_MIXED_ROWS,
     PREFILL_ROWS,
     Capture,
     CapturedPasses,
     CudaCapture,
+    Inputs,
     StepGraphs,
     checked_sizes,
+    mixed_counts,
     sizes_up_to,
 )
 from headrace.engine.logprobs import PromptScores, rows_at_once
@@ -44,6 +47,9 @@ from headrace.kernels.sampling.argmax import argmax
 from headrace.kernels.sampling.checked_rows import CheckSources
 from headrace.models.logits import Logits
 from headrace.models.model import HybridModel
+
+MOST_REPLAYED_LOGITS = max(BATCH_SIZES[-1], MOST_CHECKED_ROWS) + MOST_SEQUENCES
+"""Rows of logits of a captured pass at most: of a mixed one."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +75,7 @@ class ModelRunner:
         if model.has_tails and not memory.tails:
             memory.tails = model.new_tails(memory.num_tail_rows, memory.tail_places)
         # The last launch's tokens, in the order of its draws. Each sequence of a step has a slot of its own.
-        most_draws = max(memory.num_slots, BATCH_SIZES[-1] + MOST_SEQUENCES, MOST_CHECKED_ROWS)
+        most_draws = max(memory.num_slots, MOST_REPLAYED_LOGITS)
         self._drawn = torch.zeros(most_draws, dtype=torch.int64, device=memory.device)
         self.token_counts = TokenCounts(model.config.vocab_size, memory.device)
         self.token_biases = TokenBiases(model.config.vocab_size, memory.device)
@@ -109,20 +115,46 @@ class ModelRunner:
 
         capture    None: on the current CUDA device
         """
-        decodes, prefills = self._graphs.decodes, self._graphs.prefills
-        assert decodes is not None and isinstance(decodes.inputs, DecodeInputs)
+        decodes = self._graphs.decodes
+        assert decodes is not None
+        first = [(decodes.inputs, count) for count in mixed_counts(decodes.sizes[-1])]
+        self._graphs.mixes = self._mixed("mixed", first, self._mixed_sizes, capture)
+
+    @torch.inference_mode()
+    def capture_mixed_checks(self, capture: Capture | None = None) -> None:
+        """Captures checks and short prefills in one pass, after both were captured on their own.
+
+        capture    None: on the current CUDA device
+        """
+        first = []
+        for check in self._graphs.checks:
+            assert isinstance(check.inputs, VerifyInputs)
+            rows_each = check.inputs.rows_each
+            if rows_each <= MOST_MIXED_EACH:
+                first += [(check.inputs, rows_each * count) for count in mixed_counts(check.sizes[-1] // rows_each)]
+        sizes = self._mixed_sizes
+        sizes = [size for size in sizes if size in (*MIXED_CHECK_ROWS, sizes[-1])]  # a node may have short steps alone
+        self._graphs.mixed_checks = self._mixed("mixed draft check", first, sizes, capture)
+
+    def _mixed(
+        self, what: str, first: Sequence[tuple[Inputs, int]], sizes: Sequence[int], capture: Capture | None
+    ) -> tuple[CapturedPasses, ...]:
+        """Passes of each of these inputs and numbers of rows, behind them prefills of each of these sizes."""
+        prefills = self._graphs.prefills
         assert prefills is not None and isinstance(prefills.inputs, PrefillInputs)
-        most = decodes.sizes[-1]
-        counts = [*(count for count in MIXED_DECODES if count < most), most]
-        rows = [size for size in prefills.sizes if size <= MOST_MIXED_ROWS]
-        capture = capture or CudaCapture("mixed", len(counts) * len(rows))
-        drawn = self._drawn.clone()
-        mixes = []
-        for count in reversed(counts):  # as in CapturedPasses
-            inputs = MixedInputs(decodes.inputs, prefills.inputs, count)
-            mixes.append(CapturedPasses(self._decode, inputs, [count + size for size in rows], capture))
-        self._graphs.mixes = tuple(reversed(mixes))
+        capture = capture or CudaCapture(what, len(first) * len(sizes))
+        drawn, mixes = self._drawn.clone(), []
+        for singles, num_rows in reversed(first):  # as in CapturedPasses
+            inputs = MixedInputs(singles, prefills.inputs, num_rows)
+            mixes.append(CapturedPasses(self._decode, inputs, [num_rows + size for size in sizes], capture))
         self._drawn.copy_(drawn)
+        return tuple(reversed(mixes))
+
+    @property
+    def _mixed_sizes(self) -> list[int]:
+        """Rows of the captured prefills that are short enough for mixed passes."""
+        assert self._graphs.prefills is not None
+        return [size for size in self._graphs.prefills.sizes if size <= MOST_MIXED_ROWS]
 
     @torch.inference_mode()
     def capture_checks(
@@ -201,8 +233,8 @@ class ModelRunner:
     def _replayed_logits(self) -> Tensor:
         """Logits of captured passes, `Logits.rows` [most rows, V]: the next replay may overwrite them, so one tensor
         serves all. One for each of a hundred passes was 6.8 GiB at V = 248,320 in float32."""
-        most_rows = max(BATCH_SIZES[-1] + MOST_SEQUENCES, MOST_CHECKED_ROWS)
-        return torch.empty(most_rows, self.model.config.vocab_size, dtype=self.model.dtype, device=self.memory.device)
+        shape = MOST_REPLAYED_LOGITS, self.model.config.vocab_size
+        return torch.empty(shape, dtype=self.model.dtype, device=self.memory.device)
 
     def _logit_rows(self, batch: ForwardBatch) -> Tensor:
         """A forward pass to capture: `Logits.rows` in their shared place."""

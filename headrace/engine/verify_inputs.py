@@ -47,7 +47,7 @@ class VerifyInputs:
     def __init__(self, memory: CacheMemory, sources: CheckSources, max_sequences: int, rows_each: int, max_tokens: int):
         """No sequence is longer than `max_tokens`."""
         self._sources = sources
-        self._rows_each = rows_each
+        self.rows_each = rows_each
         self._block_size = memory.layout.block_size
         self._sizes = (self._block_size, memory.scratch_block, memory.tail_places)
         # Multiples of sixteen, as in `DecodeInputs`.
@@ -62,26 +62,26 @@ class VerifyInputs:
         self.load((), self._max_sequences * rows_each)  # as in `DecodeInputs`
 
     def num_rows(self, inputs: Sequence[SequenceInput]) -> int:
-        return len(inputs) * self._rows_each
+        return len(inputs) * self.rows_each
 
     def fits(self, inputs: Sequence[SequenceInput]) -> bool:
         """True if `load` takes them: single tokens, and drafts behind them."""
         return all(
             (entry.is_decode or entry.has_drafts)
-            and len(entry.tokens) <= self._rows_each
+            and len(entry.tokens) <= self.rows_each
             and len(entry.block_ids) <= self._max_blocks
             for entry in inputs
         )
 
     def load(self, inputs: Sequence[SequenceInput], num_rows: int) -> None:
         """Rows of these steps, and padding up to `num_rows`. Waits for nothing."""
-        n, B = len(inputs), num_rows // self._rows_each
+        n, B = len(inputs), num_rows // self.rows_each
         width = max((cdiv(entry.end_at_most, self._block_size) for entry in inputs), default=0)
         end_rows = len(RowField) * num_rows
         end_fields = end_rows + len(CheckField) * B
         with self._buffers.next(end_fields + n * width) as packed:
             rows, fields, blocks = np.split(packed.numpy(), (end_rows, end_fields))
-            self._fill_rows(rows.reshape(len(RowField), B, self._rows_each), inputs)
+            self._fill_rows(rows.reshape(len(RowField), B, self.rows_each), inputs)
             fields = fields.reshape(B, -1)
             fields[:n] = self._check_fields(inputs)
             fields[n:] = PADDING
@@ -109,7 +109,7 @@ class VerifyInputs:
         return fields
 
     def _fill_rows(self, rows_FBT: np.ndarray, inputs: Sequence[SequenceInput]) -> None:
-        n, T = len(inputs), self._rows_each
+        n, T = len(inputs), self.rows_each
         numbers = [(len(entry.tokens), entry.num_logits, _or_pad(entry.future_drafts)) for entry in inputs]
         lengths, num_logits, future_rows = np.array(numbers, dtype=np.int64).reshape(n, 3).T
         place = np.arange(T)
@@ -127,7 +127,7 @@ class VerifyInputs:
 
     def batch(self, num_rows: int) -> ForwardBatch:
         """The loaded step as a batch. Captured with the model's forward pass, so made once for each size."""
-        T, B = self._rows_each, num_rows // self._rows_each
+        T, B = self.rows_each, num_rows // self.rows_each
         known, dst_slots, logit_rows, future = self._rows[:, :num_rows].long()
         found = place_checked_rows(self._fields[:B], known, future, self._table[:B], self._sources, sizes=self._sizes)
         group = DecodeGroup(

@@ -36,8 +36,8 @@ def warm_up(
 
     max_tokens   of the longest sequence
     max_drafts   of a sequence in a step
-    graphs       capture decodes of up to `max_running` sequences, with and without drafts, prefills, and decodes and
-                 short prefills in one pass
+    graphs       capture decodes of up to `max_running` sequences, with and without drafts, prefills, and both of these
+                 decodes and short prefills in one pass
     """
     started_s = time.monotonic()
     on_gpu = runner.memory.device.type == "cuda"
@@ -70,6 +70,7 @@ def warm_up(
             runner.capture_mixes(capture)
             if max_drafts:
                 runner.capture_checks(max_running, max_drafts, max_tokens, capture)
+                runner.capture_mixed_checks(capture)
             log.info("warm-up: the captured passes take %d MiB", (free_bytes - _free_bytes(on_gpu)) >> 20)
         _score_longest(runner, steps[0][0])  # behind all else that stays in memory
         runner.keep_rows(())

@@ -6,21 +6,27 @@ All memory that nobody wrote is NaN.
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from headrace.engine.graphs import Capture, Captured
+from headrace.engine.prefill_inputs import PrefillInputs
 from headrace.engine.runner import ModelRunner
+from headrace.forward.forward_batch import ForwardBatch, PrefillRows
 from headrace.forward.sequence_input import SequenceInput
 from headrace.kernels.attention import paged_attention
 from headrace.kernels.attention.decode import PagedContexts
 from headrace.kernels.attention.output_gate import gate_output_torch
-from headrace.kernels.attention.paged_attention import DenseContexts
+from headrace.kernels.attention.paged_attention import DenseContexts, PagedPrefill
+from headrace.kernels.attention.prefill import PagedChunks
+from headrace.kernels.lib.captured_segments import CapturedSegments
+from headrace.kernels.lib.segments import PrefillSegments, StateWrite
 from headrace.kernels.lib.sizes import cdiv
 
-BLOCKS_EACH, MOST_ROWS = 4, 16
+BLOCKS_EACH, MOST_ROWS = 4, 40
 
 
 @contextmanager
@@ -76,7 +82,7 @@ def once_needed(work: Callable[[], Tensor]) -> Captured:
 
 
 def replayed_checks(vocab_size: int, forms: Callable[[], AbstractContextManager[None]] = triton_on_the_cpu) -> Capture:
-    """As `in_triton`, of passes that check or make drafts, but nothing runs before the first replay.
+    """As `in_triton`, of passes with few rows of logits, but nothing runs before the first replay.
 
     forms   `attention_in_torch`: as `in_torch`
     """
@@ -106,10 +112,26 @@ def in_torch(work: Callable[[], Tensor]) -> Captured:
 
 @contextmanager
 def attention_in_torch() -> Iterator[None]:
-    """Attention over the contexts of captured passes runs in torch; all else does so on a CPU anyway."""
+    """Attention over the contexts of captured passes runs in torch; all else does so on a CPU anyway, if it is told the
+    sequences of captured prefills."""
+    captured = PrefillInputs.batch
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paged_attention, "paged_decode_triton", _paged_decode_in_torch)
+        patch.setattr(PrefillInputs, "batch", lambda inputs, num_rows: _told(captured(inputs, num_rows), inputs))
         yield
+
+
+def _told(batch: ForwardBatch, inputs: PrefillInputs) -> ForwardBatch:
+    """A captured prefill with its sequences as a plain one has them: those of no rows are none, padding is one more."""
+    assert batch.prefill is not None
+    captured, chunks = batch.prefill.segments, batch.prefill.attention.chunks
+    assert isinstance(captured, CapturedSegments) and isinstance(chunks, PagedChunks)
+    parts = zip(*captured._filled, chunks.start_N.tolist(), chunks.table_NM.tolist(), strict=True)
+    lengths, sources, writes_of_each, starts, tables = zip(*(part for part in parts if part[0]), strict=True)
+    writes = [StateWrite(i, *write) for i, writes in enumerate(writes_of_each) for write in writes]
+    segments = PrefillSegments.build(lengths, sources, writes, inputs.device)
+    attention = PagedPrefill.build(lengths, starts, tables, inputs._memory.layout.block_size, inputs.device)
+    return replace(batch, prefill=PrefillRows(segments, attention))
 
 
 def _paged_decode_in_torch(
@@ -137,3 +159,24 @@ def capture_layer(runner: ModelRunner, max_sequences: int, max_tokens: int, capt
     """Captures the layer's passes alone: checks are launched, with the values of their drafts."""
     runner.capture_checks(max_sequences, 3, max_tokens, capture)
     runner._graphs.checks = ()
+
+
+def capture_all(
+    runner: ModelRunner,
+    max_sequences: int,
+    max_step_tokens: int,
+    max_tokens: int,
+    max_drafts: int = 3,
+    forms: Callable[[], AbstractContextManager[None]] = attention_in_torch,
+) -> None:
+    """Captures all passes of a node that drafts, as `replayed_checks` does."""
+    capture = replayed_checks(runner.model.config.vocab_size, forms)
+    runner.capture_decodes(max_sequences, max_tokens, capture)
+    runner.capture_prefills(max_step_tokens, max_tokens, capture)
+    prefills = runner._graphs.prefills
+    assert prefills is not None
+    for size in prefills.sizes:
+        prefills.inputs.batch(size)  # makes its tensors, as a capture that runs does
+    runner.capture_mixes(capture)
+    runner.capture_checks(max_sequences, max_drafts, max_tokens, capture)
+    runner.capture_mixed_checks(capture)

@@ -14,9 +14,9 @@ from headrace.engine.sequence import Event, Failed, Sampled, Sequence
 from headrace.forward.sequence_input import SequenceInput
 from headrace.request import FinishReason
 from headrace.speculation.draft_count import FixedCount, Offer, StepPrice
-from tests.support.engine.drafters import MTP_DRAFTS, num_drafted, steps
+from tests.support.engine.drafters import num_drafted, steps
 from tests.support.engine.driving import Run, assert_nothing_in_use, fail_launches, request, submit
-from tests.support.engine.interpreted import attention_in_torch, capture_layer, replayed_checks
+from tests.support.engine.interpreted import capture_all, capture_layer
 
 MOST_RUNNING, MOST_HERE, MOST_TURNS = 4, 6, 3000
 RARE = (
@@ -35,6 +35,13 @@ RARE = (
     "release",
     "end from outside",
 )
+RARE_PASSES = (
+    "check and chunks in one pass",
+    "check and several chunks in one pass",
+    "check behind a check and chunks in one pass",
+    "check of future drafts and chunks in one pass",
+)
+"""Where passes are captured."""
 
 
 class RandomCount(FixedCount):
@@ -52,10 +59,10 @@ class RandomCount(FixedCount):
 
 
 class Game:
-    """Requests that meet in one engine, and what happens to them. `seen` counts the RARE states that it was in.
+    """Requests that meet in one engine, and what happens to them. `seen` counts the rare states that it was in.
 
     answered      answers without drafts; the game asks for beginnings of these
-    is_captured   checks are captured passes, and not only the layer's
+    is_captured   all passes are captured, and not only the layer's
     """
 
     def __init__(self, built: BuiltEngine, answered: list[Run], dice: random.Random, *, is_captured: bool) -> None:
@@ -68,8 +75,9 @@ class Game:
         self.seen: Counter[str] = Counter()
         engine, runner = built.engine, built.engine._runner
         if is_captured:
-            in_torch = replayed_checks(runner.model.config.vocab_size, attention_in_torch)
-            runner.capture_checks(MOST_RUNNING, MTP_DRAFTS.max_drafts, 256, in_torch)
+            capture_all(runner, MOST_RUNNING, 256, 256)
+            for passes in runner._graphs.mixed_checks:
+                passes.run = self._noted_run(passes.run)
         else:
             capture_layer(runner, MOST_RUNNING, 256)
         runner.launch = self._noted(runner.launch)
@@ -210,6 +218,17 @@ class Game:
                 elif entry.future_token is not None and entry.has_drafts:
                     self.seen["check behind a plain step"] += 1
             return launch(inputs, *rest)
+
+        return noted
+
+    def _noted_run(self, run: Callable) -> Callable:
+        def noted(inputs: list[SequenceInput]) -> torch.Tensor:
+            self.seen["check and chunks in one pass"] += 1
+            self.seen["check and several chunks in one pass"] += sum(entry.is_prompt for entry in inputs) > 1
+            self.seen["check behind a check and chunks in one pass"] += any(entry.behind for entry in inputs)
+            has_future = any(entry.future_drafts is not None for entry in inputs)
+            self.seen["check of future drafts and chunks in one pass"] += has_future
+            return run(inputs)
 
         return noted
 

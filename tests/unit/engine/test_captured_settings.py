@@ -34,7 +34,7 @@ SETTINGS: dict[str, Any] = {
     "graphs": True,
     "with_mtp": True,
 }
-KINDS = {"decode", "prefill", "mixed", "draft check", "draft"}
+KINDS = {"decode", "prefill", "mixed", "draft check", "mixed draft check", "draft"}
 
 Shape = tuple[int, ...]
 
@@ -104,15 +104,16 @@ def test_a_node_captures_every_kind_of_pass_for_each_size(captured) -> None:
         *((12, 3), (6, 3), (3, 3)),
         *((8, 2), (4, 2), (2, 2)),
     ]
+    assert [(rows, each) for rows, _, each, *_ in passes["mixed draft check"]] == [(12 + 32, 3), (8 + 32, 2)]
 
 
 CHANGES: tuple[tuple[dict[str, Any], set[str]], ...] = (
-    ({"max_running": 8}, {"decode", "mixed", "draft check", "draft"}),
-    ({"max_step_tokens": 64}, {"prefill", "mixed"}),
+    ({"max_running": 8}, {"decode", "mixed", "draft check", "mixed draft check", "draft"}),
+    ({"max_step_tokens": 64}, {"prefill", "mixed", "mixed draft check"}),
     ({"max_tokens": 1024}, KINDS),  # block tables are longer
-    ({"max_drafts": 3}, {"draft check", "draft"}),
-    ({"max_drafts": 1}, {"draft check", "draft"}),
-    ({"max_drafts": 0}, {"draft check", "draft"}),
+    ({"max_drafts": 3}, {"draft check", "mixed draft check", "draft"}),
+    ({"max_drafts": 1}, {"draft check", "mixed draft check", "draft"}),
+    ({"max_drafts": 0}, {"draft check", "mixed draft check", "draft"}),
     ({"with_mtp": False}, {"draft"}),
     ({"graphs": False}, KINDS),
     ({}, set()),

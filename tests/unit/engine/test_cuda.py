@@ -1,7 +1,9 @@
 """The same engine on a CUDA device: greedy tokens in float32 are those of the CPU. Runs where there is one."""
 
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 from tokenizers import Tokenizer
 
 from headrace.engine.draw import Draw, PromptRows
+from headrace.engine.graphs import CapturedPasses
 from headrace.engine.runner import Launched, ModelRunner
 from headrace.engine.sequence import Scored
 from headrace.forward.memory import CacheMemory
@@ -16,7 +19,7 @@ from headrace.forward.sequence_input import SequenceInput
 from headrace.kernels.dense.linear import LinearWeight
 from headrace.models import weights
 from headrace.models.weights import load_config, random_model
-from headrace.request import Sampling
+from headrace.request import Request, Sampling
 from headrace.speculation.config import SpeculationConfig
 from tests.support.engine.driving import (
     GREEDY,
@@ -86,11 +89,7 @@ def test_checks_behind_checks_change_nobodys_tokens(monkeypatch: pytest.MonkeyPa
         return launch(self, inputs, *rest)
 
     monkeypatch.setattr(ModelRunner, "launch", noted)
-    asked = [
-        request([*prompt, *random_prompt(n % 3)], replace(GREEDY, max_tokens=20 + 11 * n, temperature=n % 2 * 0.3))
-        for n, prompt in enumerate(recall_prompts(12))
-    ]
-    found, mtp = [], SpeculationConfig("mtp", "fixed", 3)
+    asked, found, mtp = recall_requests(), [], SpeculationConfig("mtp", "fixed", 3)
     for settings in ({}, {"speculation": mtp, "overlap": False}, {"speculation": mtp}):
         built = small_engine(SHIPPED, dtype="float32", device="cuda", cache_bytes=1 << 30, max_running=8, **settings)
         num_behind.clear()
@@ -101,6 +100,44 @@ def test_checks_behind_checks_change_nobodys_tokens(monkeypatch: pytest.MonkeyPa
     drafting = built.engine.drafting
     assert drafting is not None and drafting.accepted_tokens > drafting.drafted_tokens / 4
     assert len([number for number in num_behind if number]) > len(num_behind) / 2
+
+
+def recall_requests() -> list[Request]:
+    """Twelve, of which eight run at once: the prompts of the others come beside drafts."""
+    return [
+        request([*prompt, *random_prompt(n % 3)], replace(GREEDY, max_tokens=20 + 11 * n, temperature=n % 2 * 0.3))
+        for n, prompt in enumerate(recall_prompts(12))
+    ]
+
+
+@pytest.mark.parametrize("drafter", ["mtp", "ngram"])
+def test_drafts_and_prompts_in_one_pass_change_nobodys_tokens(drafter: str) -> None:
+    """As in a check and a prefill, and without drafts."""
+    found, drafting = [], {"speculation": SpeculationConfig(drafter, "fixed", 3)}
+    for settings, in_one in (({}, False), (drafting, False), (drafting, True)):
+        built = small_engine(SHIPPED, dtype="float32", device="cuda", cache_bytes=1 << 30, max_running=8, **settings)
+        graphs = built.engine._runner._graphs
+        if not in_one:
+            graphs.mixed_checks = ()
+        replays = counted(graphs.mixed_checks)
+        runs = [submit(built, each) for each in recall_requests()]
+        run_all(built)
+        found.append([run.tokens for run in runs])
+        assert bool(replays) is in_one
+    assert found[0] == found[1] == found[2]
+
+
+def counted(mixed_checks: tuple[CapturedPasses, ...]) -> list[int]:
+    """A list that gets the number of inputs of each of their replays from now on."""
+    replays: list[int] = []
+
+    def noted(run: Callable[..., torch.Tensor], inputs: list[SequenceInput]) -> torch.Tensor:
+        replays.append(len(inputs))
+        return run(inputs)
+
+    for passes in mixed_checks:
+        passes.run = partial(noted, passes.run)
+    return replays
 
 
 def test_drafts_by_a_layer_in_fp8_are_right_as_often(monkeypatch: pytest.MonkeyPatch) -> None:

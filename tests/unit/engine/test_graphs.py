@@ -2,19 +2,22 @@
 
 import gc
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
-from headrace.cache.layout import AttentionGroup, CacheLayout, StateGroup
 from headrace.cache.tails import TailStep
-from headrace.engine.decode_inputs import DecodeInputs
 from headrace.engine.draw import Draw
-from headrace.engine.graphs import BATCH_SIZES, Captured, CapturedPasses, StepGraphs, nothing_collected, sizes_up_to
-from headrace.engine.mixed_inputs import MixedInputs
+from headrace.engine.graphs import (
+    BATCH_SIZES,
+    Captured,
+    CapturedPasses,
+    nothing_collected,
+    sizes_up_to,
+)
 from headrace.engine.prefill_inputs import MOST_SEQUENCES, PrefillInputs
 from headrace.engine.runner import ModelRunner
 from headrace.engine.warm_up import warm_up
@@ -25,82 +28,25 @@ from headrace.kernels.lib.dot import dot_block
 from headrace.kernels.lib.tails import TailField
 from headrace.models.model import HybridModel
 from headrace.request import Sampling
+from tests.support.engine.fake_passes import (
+    BLOCK_SIZE,
+    LAYOUT,
+    Model,
+    Setup,
+    decode,
+    hidden_without_layers,
+    logits_of,
+    rerun,
+)
 from tests.support.engine.oracle import random_prompt
 
-BLOCK_SIZE, VOCAB = 4, 50
-LAYOUT = CacheLayout(
-    "f", "float32", "float32", BLOCK_SIZE, (AttentionGroup(1, 1, 8),), (StateGroup(1, (5, 3), (2, 4, 4)),)
-)
 GREEDY = Draw(Sampling(max_tokens=1, seed=0, temperature=0.0), 0)
 HOT = Draw(Sampling(max_tokens=1, seed=3, temperature=2.0), 0)
 
 
-def rerun(work: Callable[[], Tensor]) -> Captured:
-    """As a graph replays: the work again on what its inputs hold, its result in the same place."""
-    logits = work().clone()
-    return Captured(lambda: logits.copy_(work()), logits)
-
-
-@dataclass
-class Model:
-    """Predicts token + 1, draws it as a captured decode does, and keeps what it was asked."""
-
-    drawn: Tensor
-    seen: list[ForwardBatch] = field(default_factory=list)
-
-    def forward(self, batch: ForwardBatch) -> Tensor:
-        self.seen.append(batch)
-        predicted = (batch.tokens_T + 1) % VOCAB
-        if batch.logit_rows is not None:
-            predicted = predicted[batch.logit_rows]
-        if batch.num_decodes:
-            self.drawn[: len(predicted)] = predicted
-        return torch.nn.functional.one_hot(predicted, VOCAB).float()
-
-
-@dataclass
-class Setup:
-    model: Model
-    drawn: Tensor
-    graphs: StepGraphs
-    memory: CacheMemory
-
-
 @pytest.fixture
 def setup() -> Setup:
-    drawn = torch.zeros(64, dtype=torch.int64)
-    model = Model(drawn)
-    memory = CacheMemory(LAYOUT, num_blocks=6, num_slots=9)
-    inputs = DecodeInputs(memory, drawn, max_rows=8, max_tokens=100)
-    decodes = CapturedPasses(model.forward, inputs, (2, 4, 8), rerun)
-    prefills = CapturedPasses(model.forward, PrefillInputs(memory, 16, 40), (8, 16), rerun)
-    model.seen.clear()
-    return Setup(model, drawn, StepGraphs(BLOCK_SIZE, decodes, prefills), memory)
-
-
-@pytest.fixture
-def mixing(setup: Setup) -> Setup:
-    """With passes of 4 or 8 decodes and a chunk."""
-    decodes, prefills = setup.graphs.decodes, setup.graphs.prefills
-    mixes = [
-        CapturedPasses(
-            setup.model.forward, MixedInputs(decodes.inputs, prefills.inputs, count), (count + 8, count + 16), rerun
-        )
-        for count in (4, 8)
-    ]
-    setup.graphs.mixes = tuple(mixes)
-    setup.model.seen.clear()
-    return setup
-
-
-def logits_of(setup: Setup, inputs: list[SequenceInput]) -> Tensor:
-    replayed = setup.graphs.run(inputs)
-    assert replayed is not None
-    return replayed.logits
-
-
-def decode(token: int, start: int, blocks: list[int], src: int | None, dst: int, future_token: int | None = None):
-    return SequenceInput((token,), start, blocks, src, dst, future_token=future_token)
+    return Setup.of_decodes_and_prefills()
 
 
 def test_rows_say_where_each_sequence_stands(setup: Setup) -> None:
@@ -223,44 +169,6 @@ def test_more_prompts_than_a_pass_takes_are_several_passes(setup: Setup) -> None
     assert logits.argmax(-1).tolist() == [21 + i for i in range(9) if i % 3]
 
 
-def test_decodes_and_a_chunk_are_one_pass_where_it_was_captured(mixing: Setup) -> None:
-    prefill = SequenceInput([5, 6, 7], 3, [3, 1], 6, 1)
-    replayed = mixing.graphs.run([decode(10, 1, [0], 0, 0), decode(20, 1, [2], 2, 2), prefill])
-    (batch,) = mixing.model.seen
-    scratch = mixing.memory.scratch_block
-    assert batch.num_decodes == 4
-    assert batch.tokens_T.tolist() == [10, 20, 0, 0, 5, 6, 7, 0, 0, 0, 0, 0]
-    assert batch.positions_T.tolist()[:7] == [1, 1, 0, 0, 3, 4, 5]
-    assert batch.block_T.tolist()[:8] == [0, 2, scratch, scratch, 3, 1, 1, scratch]
-    assert batch.decode.groups[0].dst_slots.tolist() == [0, 2, -1, -1]
-    assert batch.prefill.attention.chunks.start_N.tolist()[0] == 3
-    assert batch.logit_rows.tolist()[:3] == [0, 1, 6]
-    queries = batch.last_token_queries
-    assert queries.num_rows == len(batch.logit_rows) == 4 + MOST_SEQUENCES
-    assert queries.contexts.lens_R.tolist()[:3] == [2, 2, 6]
-    assert [queries.contexts.table_NM[row, 0] for row in range(3)] == [0, 2, 3]
-    assert replayed.logits.argmax(-1).tolist() == mixing.drawn[:3].tolist() == [11, 21, 8]
-    assert replayed.is_drawn
-
-
-def test_tokens_that_a_mixed_pass_has_drawn_feed_the_next_one(mixing: Setup) -> None:
-    silent = SequenceInput([1, 2], 4, [3, 1], 2, 2, num_logits=0)
-    mixing.graphs.run([decode(10, 1, [0], 0, 0), silent, SequenceInput([5, 6], 0, [4], None, 1)])
-    replayed = mixing.graphs.run([decode(0, 2, [4], 1, 1, future_token=1), decode(0, 2, [0], 0, 0, future_token=0)])
-    assert replayed.logits.argmax(-1).tolist() == [8, 12]
-
-
-def test_a_mixed_step_that_no_pass_holds_whole_takes_several(mixing: Setup) -> None:
-    """Nine prompts, of which a pass takes eight; nine decodes would be too many for any pass."""
-    prompts = [SequenceInput([10 + i, 20 + i], 0, [i % 6], None, 10 + i, num_logits=i % 2) for i in range(9)]
-    decodes = [decode(30 + i, 1, [i % 6], i, i) for i in range(6)]
-    replayed = mixing.graphs.run([*decodes[:5], *prompts, decodes[5]])
-    assert [batch.num_decodes for batch in mixing.model.seen] == [8, 0]
-    assert replayed.logits.argmax(-1).tolist() == [31, 32, 33, 34, 35, *[21 + i for i in range(9) if i % 2], 36]
-    assert not replayed.is_drawn
-    assert mixing.graphs.run([*prompts, *[decode(1, 1, [i % 6], i, i) for i in range(9)]]) is None
-
-
 @pytest.mark.parametrize("tokens", [[1], [1, 2]], ids=["decode", "prefill"])
 def test_steps_that_would_mix_sequences_are_refused(setup: Setup, tokens: list[int]) -> None:
     with pytest.raises(ValueError, match="slot 3 is written twice"):
@@ -332,13 +240,9 @@ def test_all_captured_passes_write_their_logits_to_one_place(load_family, monkey
     runner.capture_prefills(64, 128, capture)
     runner.capture_mixes(capture)
     runner.capture_checks(24, 3, 128, capture)
+    runner.capture_mixed_checks(capture)
     assert len({pass_.logits.data_ptr() for pass_ in captured}) == 1
-    assert max(len(pass_.logits) for pass_ in captured) == 24 * 4
-
-
-def hidden_without_layers(model: HybridModel, batch: ForwardBatch, memory: CacheMemory) -> Tensor:
-    num_rows = len(batch.tokens_T) if batch.logit_rows is None else len(batch.logit_rows)
-    return torch.zeros(num_rows, model.config.hidden_size)
+    assert max(len(pass_.logits) for pass_ in captured) == 24 * 4 + MOST_SEQUENCES
 
 
 def rerun_loaded(runner: ModelRunner, work: Callable[[], Tensor]) -> Captured:
