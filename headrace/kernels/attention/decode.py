@@ -18,6 +18,7 @@ Source    Dao et al. 2023, "Flash-Decoding": the context is cut among programs, 
 Legend    N sequences, R rows, T = R / N of each sequence, side by side, M blocks of the longest, S splits
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -237,11 +238,14 @@ def _merge_kernel(
     tl.store(out_ptr + out_place, out.to(out_ptr.dtype.element_ty), mask=inside(head < H, d, D))
 
 
-def merged_heads(num_rows: int, num_heads: int, at_once: int) -> int:
-    """Heads of a row that a program merges, `at_once` splits of each: 1 where that would leave few programs."""
-    most = max(1, MERGED_AT_ONCE // 2 // at_once)
-    fitting = (h for h in (4, 2) if h <= most and num_heads % h == 0 and num_rows * num_heads // h >= LEAST_MERGES)
-    return next(fitting, 1)
+def merge_tile(num_rows: int, num_heads: int, splits: int) -> tuple[int, int]:
+    """Heads of a row that a program merges, and the splits of each that it reads together.
+
+    One of two: of many rows, each with few splits, several heads together; else all the splits that registers hold.
+    """
+    heads = math.gcd(num_heads, 4)
+    has_many = splits <= 2 * LEAST_SPLITS and num_rows * num_heads >= heads * LEAST_MERGES
+    return (heads, LEAST_SPLITS) if has_many else (1, MERGED_AT_ONCE)
 
 
 def paged_decode_triton(
@@ -282,8 +286,7 @@ def paged_decode_triton(
         KEYS=tile.keys, SKIP_FIRST=skip_first,
         num_warps=tile.num_warps, num_stages=tile.num_stages, **OVERLAPPED,
     )  # fmt: skip
-    at_once = min(next_power_of_2(S), MERGED_AT_ONCE)
-    heads = merged_heads(R, H, at_once)
+    heads, at_once = merge_tile(R, H, S)
     _merge_kernel[(R * H // heads,)](
         part, log_sum, gate, out, contexts.lens_R, S, least_steps, stride_gate,
         H=H, T=T, TOKENS=tokens, D=D, KEYS=tile.keys, HEADS=heads, AT_ONCE=at_once, num_warps=4, **OVERLAPPED,

@@ -24,7 +24,7 @@ from headrace.kernels.lib.sizes import cdiv, next_power_of_2
 
 PROGRAMS = 528  # four for each of 132 multiprocessors (H200)
 MOST_SPLITS = 64
-AT_ONCE = 16  # splits that are merged together, of one row or of several that have fewer
+MERGED_ROWS, AT_ONCE = 2, 8  # rows of a program that merges, and the splits of each that it reads together
 
 
 class ExtendTile(NamedTuple):
@@ -183,8 +183,6 @@ def paged_extend_triton(
 def merge_splits(part: Tensor, log_sum: Tensor, out: Tensor) -> None:
     """Writes to out [T, H, D] what S splits have found: part [T, H, S, D] and log_sum [T, H, S], as in the kernel."""
     T, H, S, D = part.shape
-    at_once = min(next_power_of_2(S), AT_ONCE)
-    rows = AT_ONCE // at_once
-    _merge_kernel[(cdiv(T * H, rows),)](
-        part, log_sum, out, T * H, S, D=D, ROWS=rows, AT_ONCE=at_once, num_warps=1 if D <= 64 else 4
+    _merge_kernel[(cdiv(T * H, MERGED_ROWS),)](
+        part, log_sum, out, T * H, S, D=D, ROWS=MERGED_ROWS, AT_ONCE=AT_ONCE, num_warps=1 if D <= 64 else 4
     )

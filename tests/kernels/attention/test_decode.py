@@ -8,7 +8,7 @@ from headrace.kernels.attention.decode import (
     DecodeTile,
     PagedContexts,
     decode_tile,
-    merged_heads,
+    merge_tile,
     num_splits,
     paged_decode_triton,
     tokens_at_once,
@@ -66,7 +66,7 @@ def test_decode_closes_its_output_gate_of_heads_of_any_size(splits: int, D: int)
 def test_decode_merges_several_heads_at_once(H: int, D: int, monkeypatch: pytest.MonkeyPatch):
     """As where rows are many, with a gate."""
     monkeypatch.setattr(decode, "LEAST_MERGES", 1)
-    assert merged_heads(4, H, 4) == {6: 2, 8: 4, 5: 1}[H]
+    assert merge_tile(4, H, 4) == ({6: 2, 8: 4, 5: 1}[H], 4)
     check_decode([5, 300, 0, 64], H, 1, D, torch.float32, 4, has_gate=True)
 
 

@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from benchmarks.shapes import SHAPES
-from headrace.kernels.attention.extend import AT_ONCE, ExtendTile, extend_splits, extend_tile, paged_extend_triton
+from headrace.kernels.attention.extend import (
+    AT_ONCE,
+    MERGED_ROWS,
+    ExtendTile,
+    extend_splits,
+    extend_tile,
+    paged_extend_triton,
+)
 from headrace.kernels.attention.prefill import PagedChunks
 from tests.kernels.attention.paged import BLOCK, DEVICE, Paged, check_prefill
 from tests.support.kernels.compiled import Launch, compile_for_h200
@@ -73,8 +80,7 @@ def test_kernels_compile_for_an_h200_and_spill_nothing():
             launches.append(Launch(kernel, types, constexprs, tile.num_warps, tile.num_stages))
             types = {"part_ptr": "*fp32:16", "log_sum_ptr": "*fp32:16", "out_ptr": name}
             types |= {"num_rows": "i32", "splits": "i32"}
-            for at_once in (2, AT_ONCE):
-                constexprs = {"D": c.head_dim, "ROWS": AT_ONCE // at_once, "AT_ONCE": at_once}
-                launches.append(Launch("headrace.kernels.attention.extend:_merge_kernel", types, constexprs))
+            constexprs = {"D": c.head_dim, "ROWS": MERGED_ROWS, "AT_ONCE": AT_ONCE}
+            launches.append(Launch("headrace.kernels.attention.extend:_merge_kernel", types, constexprs))
     for report in compile_for_h200(launches):
         assert report.stack_bytes == 0 and report.shared_bytes <= 227 * 1024

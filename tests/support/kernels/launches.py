@@ -42,7 +42,7 @@ def attention_launches() -> Iterator[tuple[str, Launch]]:
             yield f"prefill on Hopper {model}, split {is_split}", hopper_launch(H, KV, D, hopper_tile(D), is_split)
         for T in (1, 2, 4, 8):  # rows a sequence
             yield f"decode {model} {T}", decode_launch(H, KV, D, T)
-            for heads, at_once in ((4, 4), (2, 8), (1, 32)):
+            for heads, at_once in ((4, 4), (1, 32)):
                 yield f"merge {model} {T} {at_once}", merge_launch(H, KV, D, T, heads, at_once)
         yield f"prepare {model}", prepare_launch(H, KV, D, R, c.has_qk_norm)
     yield "prefill on Hopper of heads of 128", hopper_launch(32, 2, 128, hopper_tile(128), is_split=False)
