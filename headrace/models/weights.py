@@ -6,7 +6,6 @@ import torch
 
 from headrace.kernels.attention.rotary import inverse_frequencies
 from headrace.kernels.dense.linear import LinearWeight
-from headrace.kernels.lib.dispatch import is_hopper
 from headrace.models.branches import BranchChain
 from headrace.models.config import ModelConfig, ModelError, NoMtpLayer, UnsupportedModel
 from headrace.models.families.falcon_h1 import FALCON_H1
@@ -124,9 +123,7 @@ def _assemble(
         head = weights.take("lm_head.weight", (config.vocab_size, config.hidden_size))
     layers = [family.load_layer(weights, f"{base}layers.{i}", config, i) for i in range(len(config.layers))]
     norm = weights.take(f"{base}{family.final_norm}.weight", (config.hidden_size,), torch.float32)
-    mtp = None
-    if with_mtp and family.load_mtp is not None:
-        mtp = family.load_mtp(_for_guesses(weights, embedding), config)
+    mtp = family.load_mtp(weights, config) if with_mtp and family.load_mtp is not None else None
     weights.assert_all_taken()
     packed_head = LinearWeight(head)
     return HybridModel(
@@ -144,12 +141,6 @@ def _assemble(
         mtp=mtp,
         draft_head=None if mtp is None else packed_head.in_fp8(),
     )
-
-
-def _for_guesses(weights: WeightSource, embedding: torch.Tensor) -> WeightSource:
-    """The weights for a layer that drafts: the model checks what it says, so FP8 is enough where such products run."""
-    has_products = embedding.dtype.itemsize == 2 and is_hopper(embedding.device)
-    return QuantisedAtLoad(weights) if has_products else weights
 
 
 def _rotary_frequencies(config: ModelConfig, device: torch.device) -> torch.Tensor | None:

@@ -150,7 +150,7 @@ def load_nemotron_h_mtp(weights: WeightSource, config: ModelConfig) -> MtpLayer:
     return MtpLayer(
         embedding_norm=_load_norm(weights, f"{first}.enorm", hidden),
         hidden_norm=_load_norm(weights, f"{first}.hnorm", hidden),
-        fc=LinearWeight(weights.matrix(f"{first}.eh_proj.weight", (hidden, 2 * hidden))),
+        fc=LinearWeight(weights.take(f"{first}.eh_proj.weight", (hidden, 2 * hidden))),
         chain=BranchChain(
             (
                 MixerBranch(attention.of_mtp(), _load_norm(weights, f"{first}.norm", hidden)),

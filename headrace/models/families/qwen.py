@@ -130,7 +130,7 @@ def load_qwen_mtp(weights: WeightSource, config: ModelConfig) -> MtpLayer:
     return MtpLayer(
         embedding_norm=_load_norm(weights, "mtp.pre_fc_norm_embedding", hidden),
         hidden_norm=_load_norm(weights, "mtp.pre_fc_norm_hidden", hidden),
-        fc=LinearWeight(weights.matrix("mtp.fc.weight", (hidden, 2 * hidden))),
+        fc=LinearWeight(weights.take("mtp.fc.weight", (hidden, 2 * hidden))),
         chain=BranchChain(
             _branches(weights, prefix, config, mixer, has_experts=has_experts),
             _load_norm(weights, "mtp.norm", hidden),
