@@ -22,9 +22,10 @@ drafts: those rows are not simulated.
 from __future__ import annotations
 
 import json
+import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
@@ -40,11 +41,13 @@ from benchmarks.cluster.kinds import KINDS, Caches, Chunks, Contender, clusters_
 from benchmarks.cluster.processes import NodeSettings, Processes, end_on_sigterm
 from benchmarks.cluster.twin import Measured, simulated
 from benchmarks.router.host import MEASURED_HOST, HostCosts
+from benchmarks.router.report import Result
 from benchmarks.router.workload import ChatShape
 from benchmarks.shapes import SHAPES, write_shape
 from benchmarks.timing import table_header, table_row
 
 START_TIMEOUT_S = 240.0
+SIMULATED_RUNS = 5
 PINNED_NODE = "benchmarks.cluster.pinned_node"
 LOADS = {
     "48 chats": ChatShape(48, 16384, 1024, 128, 8, 396),
@@ -173,14 +176,26 @@ def simulated_row(
     undivided: float | None,
     host: HostCosts = MEASURED_HOST,
 ) -> Row:
-    """An arrangement in the simulator. `undivided`: the rate of the undivided nodes; None: this one is it."""
-    kind = KINDS[name]
-    twin = simulated(kind, num_devices, work.chats, measured, chunks, work.token_gap_s, host)
-    rate = twin.requests_per_s * len(kind.clusters(num_devices))
-    first, later, gaps = twin.first_turns, twin.later_turns, twin.gaps
+    """An arrangement in the simulator. `undivided`: the rate of the undivided nodes; None: this one is it.
+
+    On average over SIMULATED_RUNS, in which steps are late by turns: first turns depend on when a line begins to grow.
+    """
+    kind, num_runs = KINDS[name], SIMULATED_RUNS if measured.costs.late_s else 1
+    twins = [
+        simulated(kind, num_devices, work.chats, measured, chunks, work.token_gap_s, host, seed)
+        for seed in range(num_runs)
+    ]
+
+    def mean(figure: Callable[[Result], float]) -> float:
+        return statistics.fmean(map(figure, twins))
+
+    rate = mean(lambda twin: twin.requests_per_s) * len(kind.clusters(num_devices))
     return Row(
         work.load, work.token_gap_s, f"{name}, simulated", rate, undivided or rate, None, None,
-        twin.cached_share, (first.p50, first.p95), (later.p50, later.p95), (gaps.p50, gaps.p95, gaps.p99),
+        mean(lambda twin: twin.cached_share),
+        (mean(lambda twin: twin.first_turns.p50), mean(lambda twin: twin.first_turns.p95)),
+        (mean(lambda twin: twin.later_turns.p50), mean(lambda twin: twin.later_turns.p95)),
+        (mean(lambda twin: twin.gaps.p50), mean(lambda twin: twin.gaps.p95), mean(lambda twin: twin.gaps.p99)),
     )  # fmt: skip
 
 

@@ -57,8 +57,9 @@ def simulated(
     chunks: Chunks,
     token_gap_s: float | None,
     host: HostCosts,
+    seed: int = 0,
 ) -> Result:
-    """One cluster of this arrangement, with its part of the chats."""
+    """One cluster of this arrangement, with its part of the chats. `seed`: of how late steps are."""
     roles, *others = kind.clusters(num_devices)
     parts = 1 + len(others)
     mine = replace(shape, at_once=shape.at_once // parts, total=shape.total // parts)
@@ -78,6 +79,6 @@ def simulated(
         **Counter(roles), shape=node, prefill_shape=prefill, elastic=kind.is_elastic, link=measured.link
     )
     workload = Chats(mine, CHAT_BLOCK_TOKENS)
-    cluster = SimulatedCluster(arrangement, POLICIES[POLICY], workload, Objectives(token_gap_s=token_gap_s))
+    cluster = SimulatedCluster(arrangement, POLICIES[POLICY], workload, Objectives(token_gap_s=token_gap_s), seed)
     cluster.run()
     return Result.of(cluster, 1.0)

@@ -94,8 +94,14 @@ class SimulatedCluster:
     """Runs a workload through a policy."""
 
     def __init__(
-        self, arrangement: Arrangement, policy: Policy, workload: Workload, objectives: Objectives = NO_OBJECTIVES
+        self,
+        arrangement: Arrangement,
+        policy: Policy,
+        workload: Workload,
+        objectives: Objectives = NO_OBJECTIVES,
+        seed: int = 0,
     ) -> None:
+        """`seed`: of how late steps with prompts beside answers are."""
         shape = arrangement.shape
         self.arrangement = arrangement
         self.workload = workload
@@ -127,6 +133,7 @@ class SimulatedCluster:
                 on_prefilled=self._prefilled,
                 on_finished=self._finished,
                 token_gap_s=objectives.token_gap_s,
+                seed=seed,
             )
             for name, role in arrangement.nodes()
         ]

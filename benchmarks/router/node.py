@@ -14,6 +14,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Sequence
+from random import Random
 
 from benchmarks.router.events import Events
 from benchmarks.router.first_come import FirstCome
@@ -25,6 +26,7 @@ from headrace.cache.hits import FetchState
 from headrace.cache.prefix_cache import PrefixCache
 from headrace.cache.publishing import Publisher, ScheduledChunk
 from headrace.cache.stats import CacheStats
+from headrace.engine.cost_fit import KEPT_GAPS
 from headrace.engine.scheduler import Scheduler
 from headrace.engine.step_budget import TokenCost
 from headrace.engine.waiting import WaitingLine
@@ -54,7 +56,9 @@ class SimulatedNode:
         on_prefilled: Callable[[Work], None],
         on_finished: Callable[[Work], None],
         token_gap_s: float | None = None,
+        seed: int = 0,
     ) -> None:
+        """`seed`: with the name, of how late each step is."""
         self.name = name
         self.role = role
         self.shape = shape
@@ -77,6 +81,7 @@ class SimulatedNode:
         self._on_prefilled = on_prefilled
         self._on_finished = on_finished
         self._token_gap_s = token_gap_s
+        self._dice = Random(f"{seed}/{name}")
         self._line = WaitingLine()
         self._reserved: set[Work] = set()
         self._prefilling: list[Work] = []
@@ -265,12 +270,22 @@ class SimulatedNode:
             for chunk in chunks:
                 shape += StepShape.prefill(chunk.span.start, chunk.span.end)
             prefill_s = costs.prefill_part_s(shape)
+            if num_decoding:
+                prefill_s += self._late_s()
             self.prefill_busy_s += prefill_s
             self.prompt_s += costs.prompt_work_s(shape)
             return Stride(start_s, decode_s, 0.0, 1, num_decoding, chunks, prefill_s)
         step_s = max(decode_s, self.shape.host.turn_s(num_decoding, 0, has_prompts=False))  # from the second step on
         num_steps = self._decoding[0][0] - self._num_steps
         return Stride(start_s, step_s, costs.context_s * num_decoding, num_steps, num_decoding)
+
+    def _late_s(self) -> float:
+        """How late a step with prompts beside answers is: exponentially distributed, on average not at all.
+
+        What `costs.late_s` says holds for it: KEPT_GAPS of these steps are less late.
+        """
+        mean_s = self._costs.late_s / (-math.log(1 - KEPT_GAPS) - 1)
+        return mean_s * (self._dice.expovariate(1.0) - 1)
 
     def _schedule(self, num_decoding: int) -> list[ScheduledChunk[Work]]:
         shape, decodes = self.shape, [work for _, _, work in self._decoding]

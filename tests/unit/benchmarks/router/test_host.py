@@ -1,5 +1,6 @@
 """Hosts in the simulator: steps launched ahead, orders obeyed once a turn, and devices that wait for a late host."""
 
+import statistics
 from dataclasses import replace
 
 import pytest
@@ -29,10 +30,12 @@ def arrival(at_s: float, answer_tokens: int, num_tokens: int = 100) -> Arrival:
     return Arrival(at_s, num_tokens, answer_tokens, keys, chat=0)
 
 
-def run(host: HostCosts, *arrivals: Arrival, prefill: int = 0) -> SimulatedCluster:
-    shape = NodeShape(64, 64, 512, COSTS, checkpoint_policy("none"), "lru", is_hybrid=False, host=host)
+def run(
+    host: HostCosts, *arrivals: Arrival, prefill: int = 0, costs: StepCosts = COSTS, seed: int = 0
+) -> SimulatedCluster:
+    shape = NodeShape(256, 64, 512, costs, checkpoint_policy("none"), "lru", is_hybrid=False, host=host)
     nodes = Arrangement(1 - prefill, prefill, prefill, shape=shape, link=LINK)
-    cluster = SimulatedCluster(nodes, RoundRobin(), MooncakeTrace("few", arrivals))
+    cluster = SimulatedCluster(nodes, RoundRobin(), MooncakeTrace("few", arrivals), seed=seed)
     cluster.run()
     return cluster
 
@@ -63,6 +66,21 @@ def test_a_device_waits_for_a_host_that_is_late() -> None:
     assert (late.end_s - late.first_s) / 49 == pytest.approx(0.03, rel=0.02)
     hidden = run(replace(AHEAD, answer_s=0.008), arrival(0.0, 50)).outcomes[0]
     assert (hidden.end_s - hidden.first_s) / 49 == pytest.approx(0.01, rel=0.02)
+
+
+def test_steps_with_prompts_beside_answers_are_late_by_turns() -> None:
+    """On average they take what is predicted, and 95 of 100 at most as much longer as the node says."""
+    arrivals = arrival(0.0, 9000), *(arrival(0.15 * n, 1) for n in range(1, 400))
+
+    def mixed_steps(seed: int) -> list[float]:
+        log = run(NO_HOST, *arrivals, costs=replace(COSTS, late_s=0.02), seed=seed).nodes[0].strides
+        return [each for num_steps, each in zip(log.steps, log.seconds, strict=True) if each > 0.02 * num_steps]
+
+    steps = mixed_steps(0)
+    assert len(steps) == 399
+    assert statistics.fmean(steps) == pytest.approx(0.11, abs=0.002)
+    assert sum(seconds <= 0.13 for seconds in steps) / len(steps) == pytest.approx(0.95, abs=0.03)
+    assert mixed_steps(0) == steps != mixed_steps(1)
 
 
 def test_a_request_taken_in_makes_a_gap_of_those_that_decode() -> None:
