@@ -280,6 +280,8 @@ def main(
             with ExitStack() as stack:
                 running = start(stack, folder, model, standing)
                 for cluster in chain.from_iterable(running.values()):
+                    stack.callback(cluster.terminate)  # all of them before the first is waited for
+                for cluster in chain.from_iterable(running.values()):
                     cluster.wait_ready(min(deadline_s, cluster.started_s + START_TIMEOUT_S))
                 for comparison, (contender, clusters) in product(comparisons, running.items()):
                     row = comparison.measure(contender, clusters)

@@ -29,6 +29,7 @@ from deploy.ports import free_ports
 
 REPOSITORY = Path(__file__).parents[2]
 STOP_TIMEOUT_S = 20.0
+KILL_TIMEOUT_S = 10.0
 LOOK_TIMEOUT_S = 2.0
 POLL_S = 0.02
 
@@ -137,10 +138,14 @@ class Processes:
             )
         self._children.append(_Child(name, popen, log))
 
-    def _end(self) -> None:
+    def terminate(self) -> None:
+        """Tells all processes to end, and waits for none: leaving the block does."""
         for child in self._children:
             if child.popen.poll() is None:
                 child.popen.terminate()
+
+    def _end(self) -> None:
+        self.terminate()
         deadline_s = time.perf_counter() + STOP_TIMEOUT_S
         for child in self._children:
             try:
@@ -148,7 +153,15 @@ class Processes:
             except subprocess.TimeoutExpired:
                 print(f"{child.name} had to be killed", flush=True)
                 child.popen.kill()
-                child.popen.wait()
+                _await_killed(child)
+
+
+def _await_killed(child: _Child) -> None:
+    """Waits for a killed process as long as a driver may hold it."""
+    try:
+        child.popen.wait(KILL_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        print(f"{child.name}, process {child.popen.pid}, is killed and does not end: it is left behind", flush=True)
 
 
 def end_on_sigterm() -> None:
