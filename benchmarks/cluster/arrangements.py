@@ -178,7 +178,7 @@ def simulated_row(
 ) -> Row:
     """An arrangement in the simulator. `undivided`: the rate of the undivided nodes; None: this one is it.
 
-    On average over SIMULATED_RUNS, in which steps are late by turns: first turns depend on when a line begins to grow.
+    On average over SIMULATED_RUNS, in which steps are late at random: first turns depend on when a line begins to grow.
     """
     kind, num_runs = KINDS[name], SIMULATED_RUNS if measured.costs.late_s else 1
     twins = [

@@ -41,7 +41,7 @@ def main(
     token_us: Annotated[float, typer.Option(help="more for each token of a prompt")] = 1e6 * USUAL.token_s,
     depth_ps: Annotated[float, typer.Option(help="more for each position before that token")] = 1e12 * USUAL.depth_s,
     late_ms: Annotated[
-        float, typer.Option(help="that 95 of 100 steps with prompts beside answers are late at most")
+        float, typer.Option(help="by which 95 of 100 steps with prompts beside answers are late at most")
     ] = 1e3 * USUAL.late_s,
     chunk_tokens: Annotated[int, typer.Option(help="engine.max_step_tokens of nodes that decode")] = 2048,
     prefill_chunk_tokens: Annotated[int, typer.Option(help="the same of nodes of the role prefill")] = 4096,

@@ -271,7 +271,7 @@ class SimulatedNode:
                 shape += StepShape.prefill(chunk.span.start, chunk.span.end)
             prefill_s = costs.prefill_part_s(shape)
             if num_decoding:
-                prefill_s += self._late_s()
+                prefill_s = max(0.0, prefill_s + self._late_s())
             self.prefill_busy_s += prefill_s
             self.prompt_s += costs.prompt_work_s(shape)
             return Stride(start_s, decode_s, 0.0, 1, num_decoding, chunks, prefill_s)

@@ -38,9 +38,9 @@ LONGEST_PASS_ROWS, NEARLY_FULL = 8192, 7 / 8
 # own, which reads the weights again; a longer one nothing. Many rows of padding would cost as much: attention splits
 # contexts for all of them.
 MIXED_DECODES, MOST_MIXED_ROWS = (16, 32, 48, 64), 1024
-# Mixed passes with checks are for two numbers of rows a sequence: with all sizes of chunks 112 for 64 sequences, and
-# 5.6 s of a start. With these they are 80, and a chunk has at most 64 rows of padding more than in a pass of its own:
-# 0.6 ms, where reading the weights again takes an H200 2.7. None is for more rows a sequence than three drafts need.
+# All sizes of chunks would make 112 mixed passes with checks for 64 sequences, and 5.6 s of a start; these ten make 80.
+# A chunk has at most 64 rows of padding more than in a pass of its own: 0.6 ms, where reading the weights again takes
+# an H200 2.7. Sequences have at most the four rows that three drafts need.
 MIXED_CHECK_ROWS, MOST_MIXED_EACH = (64, 128, 192, 256, 384, 512, 640, 768, 896, 1024), 4
 # Logits of so many rows take half a gigabyte with a vocabulary of a quarter of a million.
 MOST_CHECKED_ROWS = 512

@@ -15,6 +15,9 @@ from headrace.forward.sequence_input import SequenceInput
 from headrace.kernels.attention.decode import PagedContexts
 from headrace.kernels.attention.paged_attention import PagedDecode
 
+MOST_PADDING = 192
+"""Rows of single tokens that may be padding: more take longer than to read the weights again."""
+
 
 class MixedInputs:
     """D rows of single tokens, their drafts or padding, then the rows of chunks. The tensors are those of both kinds of
@@ -30,10 +33,11 @@ class MixedInputs:
         return self._num_single_rows + self._prefills.num_rows(_parts(inputs)[1])
 
     def fits(self, inputs: Sequence[SequenceInput]) -> bool:
-        """True if `load` takes them: single tokens, at most D rows, and chunks of prompts, some of each."""
+        """True if `load` takes them and that pays: up to D rows of single tokens, and chunks of prompts behind them."""
         single, longer = _parts(inputs)
+        num_rows = self._singles.num_rows(single)
         return (
-            0 < self._singles.num_rows(single) <= self._num_single_rows
+            0 < num_rows <= self._num_single_rows <= num_rows + MOST_PADDING
             and bool(longer)
             and self._prefills.fits(longer)
             and self._singles.fits(single)

@@ -132,8 +132,8 @@ class ModelRunner:
             rows_each = check.inputs.rows_each
             if rows_each <= MOST_MIXED_EACH:
                 first += [(check.inputs, rows_each * count) for count in mixed_counts(check.sizes[-1] // rows_each)]
-        sizes = self._mixed_sizes
-        sizes = [size for size in sizes if size in (*MIXED_CHECK_ROWS, sizes[-1])]  # a node may have short steps alone
+        longest = self._mixed_sizes[-1]  # all steps of a node may be shorter than those of the list
+        sizes = [size for size in self._mixed_sizes if size in (*MIXED_CHECK_ROWS, longest)]
         self._graphs.mixed_checks = self._mixed("mixed draft check", first, sizes, capture)
 
     def _mixed(

@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.attention.head_dims import inside, load_heads, padded
+from headrace.kernels.attention.head_dims import inside, inside_parts, load_heads, padded
 from headrace.kernels.attention.prefill import check_paged, padded_table
 from headrace.kernels.lib.dispatch import UPCAST_DOT
 from headrace.kernels.lib.dot import dot_block
@@ -93,15 +93,15 @@ def decode_tile(head_dim: int, dtype: torch.dtype, rows: int = 16, least_program
 
 
 TARGET_PROGRAMS = 2048  # about 15 for each of 132 multiprocessors (H200): uneven contexts even out
-LEAST_SPLITS = 4  # in a large batch, one program a KV head would be too few for one long context
+LEAST_SPLITS = tl.constexpr(4)  # in a large batch, one program a KV head would be too few for one long context
 MOST_SPLITS = 64
-MERGED_AT_ONCE = 32  # all 64 splits of a head of 256 would need the registers of all but two programs
+MERGED_AT_ONCE = tl.constexpr(32)  # all 64 splits of a head of 256 would need the registers of all but two programs
 LEAST_MERGES = 4 * MULTIPROCESSORS  # programs
 
 
 def num_splits(num_tiles: int, num_kv_heads: int, table_tokens: int, split_keys: int) -> int:
     """Splits of each context: a power of two, from shapes alone."""
-    wanted = max(LEAST_SPLITS, cdiv(TARGET_PROGRAMS, num_tiles * num_kv_heads))
+    wanted = max(LEAST_SPLITS.value, cdiv(TARGET_PROGRAMS, num_tiles * num_kv_heads))
     useful = cdiv(table_tokens, split_keys)
     return next_power_of_2(max(1, min(wanted, useful, MOST_SPLITS)))
 
@@ -201,12 +201,11 @@ def _decode_kernel(
 @triton.jit(do_not_specialize=["splits", "least_steps"], do_not_specialize_on_alignment=["lens_ptr"])
 def _merge_kernel(
     part_ptr, log_sum_ptr, gate_ptr, out_ptr, lens_ptr, splits, least_steps, stride_gate,
-    H: tl.constexpr, T: tl.constexpr, TOKENS: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr,
-    HEADS: tl.constexpr, AT_ONCE: tl.constexpr,
+    H: tl.constexpr, T: tl.constexpr, TOKENS: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
     """out[row] = sum over splits of 2^log_sum * part / sum of 2^log_sum, for the splits that have keys; [* gate].
 
-    Of HEADS heads of a row.
+    A program merges HEADS heads of one row.
     """
     let_next_start()
     row, d = (tl.program_id(0) // (H // HEADS)).to(tl.int64), tl.arange(0, padded(D))
@@ -216,36 +215,49 @@ def _merge_kernel(
     if T > 1:
         longest = _longest(lens_ptr, row // T, row % T // TOKENS * TOKENS, T, TOKENS)
     used = tl.cdiv(length, _split_of(longest, splits, least_steps, KEYS))
-    acc = tl.zeros([HEADS, padded(D)], tl.float32)
-    total, best = tl.zeros([HEADS], tl.float32), tl.full([HEADS], -1e30, tl.float32)
+    row_head = row * H + head
     wait_for_previous()
+    if HEADS > 1 or splits <= LEAST_SPLITS:  # large batches: little work for each of many rows
+        out = _merged(part_ptr, log_sum_ptr, row_head, splits, used, D, LEAST_SPLITS)
+    else:
+        out = _merged(part_ptr, log_sum_ptr, row_head, splits, used, D, MERGED_AT_ONCE)
+    if gate_ptr is not None:
+        gate = load_heads(gate_ptr + row * stride_gate + head[:, None] * D + d[None, :], d, D)
+        out *= tl.sigmoid(gate.to(tl.float32))
+    out_place = row_head[:, None] * D + d[None, :]
+    tl.store(out_ptr + out_place, out.to(out_ptr.dtype.element_ty), mask=inside(head < H, d, D))
+
+
+@triton.jit
+def _merged(part_ptr, log_sum_ptr, row_head, splits, used, D: tl.constexpr, AT_ONCE: tl.constexpr):
+    """Rows [heads, padded D], merged from their first `used` splits; zeros if there are none."""
+    d = tl.arange(0, padded(D))
+    acc = tl.zeros([row_head.shape[0], padded(D)], tl.float32)
+    total = tl.zeros([row_head.shape[0]], tl.float32)
+    best = tl.full([row_head.shape[0]], -1e30, tl.float32)
     for first in range(0, used, AT_ONCE):
         split = first + tl.arange(0, AT_ONCE)
-        place = ((row * H + head) * splits)[:, None] + split[None, :]
-        is_used = (split < used)[None, :, None] & (d < D)[None, None, :]
-        log_sum = tl.load(log_sum_ptr + place, mask=(split < used)[None, :], other=float("-inf"))
-        part = tl.load(part_ptr + place[:, :, None] * D + d[None, None, :], mask=is_used, other=0.0)
+        place = (row_head * splits)[:, None] + split[None, :]
+        is_used = (split < used)[None, :]
+        log_sum = tl.load(log_sum_ptr + place, mask=is_used, other=float("-inf"))
+        part_place = place[:, :, None] * D + d[None, None, :]
+        part = tl.load(part_ptr + part_place, mask=inside_parts(is_used, d, D), other=0.0)
         new_best = tl.maximum(best, tl.max(log_sum, 1))
         weight, shrink = tl.exp2(log_sum - new_best[:, None]), tl.exp2(best - new_best)
         acc = acc * shrink[:, None] + tl.sum(part * weight[:, :, None], 1)
         total = total * shrink + tl.sum(weight, 1)
         best = new_best
-    out = acc / tl.where(total > 0, total, 1.0)[:, None]
-    if gate_ptr is not None:
-        gate = load_heads(gate_ptr + row * stride_gate + head[:, None] * D + d[None, :], d, D)
-        out *= tl.sigmoid(gate.to(tl.float32))
-    out_place = (row * H + head)[:, None] * D + d[None, :]
-    tl.store(out_ptr + out_place, out.to(out_ptr.dtype.element_ty), mask=inside(head < H, d, D))
+    return acc / tl.where(total > 0, total, 1.0)[:, None]
 
 
-def merge_tile(num_rows: int, num_heads: int, splits: int) -> tuple[int, int]:
-    """Heads of a row that a program merges, and the splits of each that it reads together.
+def merged_heads(num_rows: int, rows_each: int, num_heads: int, splits: int) -> int:
+    """Heads of a row that a program merges: several where rows are many and have few splits, else one.
 
-    One of two: of many rows, each with few splits, several heads together; else all the splits that registers hold.
+    One where each sequence has one row: launched steps have any number of these, and no warm-up compiles for all.
     """
     heads = math.gcd(num_heads, 4)
-    has_many = splits <= 2 * LEAST_SPLITS and num_rows * num_heads >= heads * LEAST_MERGES
-    return (heads, LEAST_SPLITS) if has_many else (1, MERGED_AT_ONCE)
+    has_many = splits <= 2 * LEAST_SPLITS.value and num_rows * num_heads >= heads * LEAST_MERGES
+    return heads if rows_each > 1 and has_many else 1
 
 
 def paged_decode_triton(
@@ -286,9 +298,9 @@ def paged_decode_triton(
         KEYS=tile.keys, SKIP_FIRST=skip_first,
         num_warps=tile.num_warps, num_stages=tile.num_stages, **OVERLAPPED,
     )  # fmt: skip
-    heads, at_once = merge_tile(R, H, S)
+    heads = merged_heads(R, T, H, S)
     _merge_kernel[(R * H // heads,)](
         part, log_sum, gate, out, contexts.lens_R, S, least_steps, stride_gate,
-        H=H, T=T, TOKENS=tokens, D=D, KEYS=tile.keys, HEADS=heads, AT_ONCE=at_once, num_warps=4, **OVERLAPPED,
+        H=H, T=T, TOKENS=tokens, D=D, KEYS=tile.keys, HEADS=heads, num_warps=4, **OVERLAPPED,
     )  # fmt: skip
     return out

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.attention.head_dims import inside, padded
+from headrace.kernels.attention.head_dims import inside, inside_parts, padded
 from headrace.kernels.attention.prefill import PagedChunks, _attend, check_paged
 from headrace.kernels.lib.dispatch import UPCAST_DOT
 from headrace.kernels.lib.exponentials import LOG2_E
@@ -24,7 +24,7 @@ from headrace.kernels.lib.sizes import cdiv, next_power_of_2
 
 PROGRAMS = 528  # four for each of 132 multiprocessors (H200)
 MOST_SPLITS = 64
-MERGED_ROWS, AT_ONCE = 2, 8  # rows of a program that merges, and the splits of each that it reads together
+MERGED_ROWS, AT_ONCE = 2, 8  # heads of rows that a program merges, and the splits of each that it reads together
 
 
 class ExtendTile(NamedTuple):
@@ -139,7 +139,7 @@ def _merge_kernel(
         place = row[:, None] * splits + split[None, :]
         is_split = (row < num_rows)[:, None] & (split < splits)[None, :]
         log_sum = tl.load(log_sum_ptr + place, mask=is_split, other=float("-inf"))
-        is_there = (log_sum > float("-inf"))[:, :, None] & (d < D)[None, None, :]
+        is_there = inside_parts(log_sum > float("-inf"), d, D)
         part = tl.load(part_ptr + place[:, :, None] * D + d[None, None, :], mask=is_there, other=0.0)
         new_best = tl.maximum(best, tl.max(log_sum, 1))
         weight, shrink = tl.exp2(log_sum - new_best[:, None]), tl.exp2(best - new_best)

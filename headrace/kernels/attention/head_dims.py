@@ -25,6 +25,15 @@ def inside(is_row, d, D: tl.constexpr):
 
 
 @triton.jit
+def inside_parts(is_part, d, D: tl.constexpr):
+    """As `inside`, of parts [R, S] that exist of R rows."""
+    if d.shape[0] == D:
+        return is_part[:, :, None]
+    else:
+        return is_part[:, :, None] & (d < D)[None, None, :]
+
+
+@triton.jit
 def load_heads(pointers, d, D: tl.constexpr):
     """Rows that all exist, columns past the head zero."""
     if d.shape[0] == D:

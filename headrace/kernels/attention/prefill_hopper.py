@@ -52,7 +52,7 @@ def hopper_tile(head_dim: int) -> HopperTile:
 
 
 def hopper_splits(q: Tensor, k_pool: Tensor, chunks: PagedChunks, num_programs: int) -> int:
-    """Splits of each context, from shapes alone; 1 where there are items for two rounds of `num_programs` or more.
+    """Splits of each context, from shapes alone; 1 where there are items for more than two rounds of `num_programs`.
 
     Items take as many rounds as the fullest program: of 64 items and 132 programs half would have nothing to do, and
     160 would take as long as 264.
@@ -62,13 +62,15 @@ def hopper_splits(q: Tensor, k_pool: Tensor, chunks: PagedChunks, num_programs: 
     num_items = cdiv(T, _tokens(tile, H // num_kv)) * num_kv  # at least
     if num_items > 2 * num_programs:
         return 1
-    useful = cdiv(chunks.table_NM.shape[1] * k_pool.shape[1], LEAST_TILES.value * tile.keys)
-    most = max(1, min(useful, MOST_SPLITS, num_programs // num_items + 4))
+    # At least 2, though one is useless: which of the two kernels takes so many rows shall not depend on contexts, which
+    # in a warm-up are short.
+    useful = max(2, cdiv(chunks.table_NM.shape[1] * k_pool.shape[1], LEAST_TILES.value * tile.keys))
+    most = min(useful, MOST_SPLITS, num_programs // num_items + 4)
 
-    def seconds(splits: int) -> float:
+    def rounds(splits: int) -> float:
         return cdiv(num_items * splits, num_programs) / splits * (1 + SPLIT_COST * (splits - 1))
 
-    return min(range(1, most + 1), key=seconds)
+    return min(range(1, most + 1), key=rounds)
 
 
 def _tokens(tile: HopperTile, group: int) -> int:

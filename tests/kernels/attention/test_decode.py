@@ -8,7 +8,7 @@ from headrace.kernels.attention.decode import (
     DecodeTile,
     PagedContexts,
     decode_tile,
-    merge_tile,
+    merged_heads,
     num_splits,
     paged_decode_triton,
     tokens_at_once,
@@ -63,11 +63,14 @@ def test_decode_closes_its_output_gate_of_heads_of_any_size(splits: int, D: int)
 
 
 @pytest.mark.parametrize(("H", "D"), [(6, 16), (8, 16), (8, 10), (5, 48)])
-def test_decode_merges_several_heads_at_once(H: int, D: int, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("T", [2, 4])
+def test_rows_of_checks_merge_several_heads_at_once(T: int, H: int, D: int, monkeypatch: pytest.MonkeyPatch):
     """As where rows are many, with a gate."""
     monkeypatch.setattr(decode, "LEAST_MERGES", 1)
-    assert merge_tile(4, H, 4) == ({6: 2, 8: 4, 5: 1}[H], 4)
-    check_decode([5, 300, 0, 64], H, 1, D, torch.float32, 4, has_gate=True)
+    assert merged_heads(4 * T, T, H, splits=4) == {6: 2, 8: 4, 5: 1}[H]
+    assert merged_heads(4 * T, 1, H, splits=4) == merged_heads(4 * T, T, H, splits=16) == 1
+    rows = [drafts(126, T, T), drafts(300, 1, T), drafts(0, 0, T), drafts(14, 2, T)]
+    check_rows(rows, H, 1, D, splits=4, has_gate=True)
 
 
 @pytest.mark.parametrize("splits", [1, 4])

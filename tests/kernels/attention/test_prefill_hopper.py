@@ -57,7 +57,8 @@ def test_splits_follow_from_shapes():
 
     assert [splits(rows) for rows in (128, 256, 512, 1024, 1280, 2048, 8192)] == [8, 4, 2, 1, 4, 1, 1]
     assert [splits(rows, 2048, 32, 8, 64) for rows in (256, 512, 768, 1024)] == [5, 3, 1, 3]
-    assert splits(128, 64) == 1 and splits(128, 65) == 2  # 1,024 keys are one split's
+    assert splits(128, 16) == splits(128, 128) == 2 and splits(128, 129) == 3  # 1,024 keys are one split's
+    assert splits(1024, 16) == 1
 
 
 def test_heads_that_it_was_not_measured_for_do_not_fit():

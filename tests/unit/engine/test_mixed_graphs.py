@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from headrace.cache.tails import BehindCheck, TailStep
+from headrace.engine import mixed_inputs
 from headrace.engine.graphs import MOST_CHECKED_ROWS, Captured, CapturedPasses
 from headrace.engine.mixed_inputs import MixedInputs
 from headrace.engine.prefill_inputs import MOST_SEQUENCES
@@ -100,6 +101,15 @@ def test_a_mixed_step_that_no_pass_holds_whole_takes_several(mixing: Setup) -> N
     assert replayed.logits.argmax(-1).tolist() == [31, 32, 33, 34, 35, *[21 + i for i in range(9) if i % 2], 36]
     assert not replayed.is_drawn
     assert mixing.graphs.run([*prompts, *[decode(1, 1, [i % 6], i, i) for i in range(9)]]) is None
+
+
+def test_a_mixed_pass_that_were_mostly_padding_is_none(mixing: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = [decode(10, 1, [0], 0, 0), SequenceInput([5, 6, 7], 3, [3, 1], 6, 1)]
+    for most_padding, num_passes in ((3, 1), (2, 2)):  # the smallest pass has four decodes
+        monkeypatch.setattr(mixed_inputs, "MOST_PADDING", most_padding)
+        mixing.model.seen.clear()
+        mixing.graphs.run(step)
+        assert len(mixing.model.seen) == num_passes
 
 
 def test_a_check_and_chunks_are_one_pass_where_it_was_captured(checking: Setup) -> None:

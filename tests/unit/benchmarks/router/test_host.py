@@ -68,7 +68,7 @@ def test_a_device_waits_for_a_host_that_is_late() -> None:
     assert (hidden.end_s - hidden.first_s) / 49 == pytest.approx(0.01, rel=0.02)
 
 
-def test_steps_with_prompts_beside_answers_are_late_by_turns() -> None:
+def test_steps_with_prompts_beside_answers_are_late_at_random() -> None:
     """On average they take what is predicted, and 95 of 100 at most as much longer as the node says."""
     arrivals = arrival(0.0, 9000), *(arrival(0.15 * n, 1) for n in range(1, 400))
 
