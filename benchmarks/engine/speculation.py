@@ -201,6 +201,7 @@ class Setup:
     context: int
     num_steps: int
     cache_gib: float
+    draft_vocabulary: int
 
     def engine(self, num_drafts: int) -> BuiltEngine:
         """An engine that drafts so many tokens, as its model does."""
@@ -213,13 +214,14 @@ class Setup:
             max_step_tokens=512,
             max_running=max(self.batches),
             max_model_tokens=self.context + 4 * (WARM_UP_STEPS + self.num_steps + 16),
-            speculation=SpeculationConfig(drafter, "fixed", max(1, num_drafts)),
+            speculation=SpeculationConfig(drafter, "fixed", max(1, num_drafts), draft_vocabulary=self.draft_vocabulary),
         )
         gc.unfreeze()
         gc.collect()  # the engine before: its probe refers to it in a circle
         began_s = time.perf_counter()
         dtype = getattr(torch, config.model_dtype)
-        model = random_model(self.config, dtype, self.device, with_mtp=num_drafts > 0)
+        vocabulary = self.draft_vocabulary or None
+        model = random_model(self.config, dtype, self.device, with_mtp=num_drafts > 0, draft_vocabulary=vocabulary)
         built = engine_around(model, config, time.monotonic)
         keep_pauses_short()  # as a node does
         print(f"{self.name}, {num_drafts} drafts: ready after {time.perf_counter() - began_s:.1f} s", flush=True)
@@ -286,6 +288,9 @@ def main(
     steps: int = 96,
     device: str = "cuda",
     cache_gib: float = 48.0,
+    draft_vocabulary: Annotated[int, typer.Option(help="tokens that the layer chooses from at a time; 0: all")] = (
+        SpeculationConfig.draft_vocabulary
+    ),
     shrink: Annotated[bool, typer.Option("--shrink", help="tiny shapes, few steps: a trial of this file")] = False,
 ) -> None:
     """Decoding with drafts beside plain decoding; which drafts are right is pinned to the published lengths."""
@@ -295,4 +300,4 @@ def main(
         family = FAMILIES[config.architecture]
         if family.load_mtp is None:  # in this process alone
             FAMILIES[config.architecture] = replace(family, load_mtp=load_qwen_mtp)
-        compare(Setup(name, config, device, batch, context, steps, cache_gib), drafts)
+        compare(Setup(name, config, device, batch, context, steps, cache_gib, draft_vocabulary), drafts)

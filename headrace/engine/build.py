@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -193,12 +194,17 @@ def _packed_pool(memory: CacheMemory, sizes: PoolSizes) -> PackedPool | None:
 
 
 def _model(path: str, config: EngineConfig) -> HybridModel:
-    dtype, with_mtp = getattr(torch, config.model_dtype), config.speculation.drafter == MTP
+    dtype, speculation = getattr(torch, config.model_dtype), config.speculation
+    parts: dict[str, Any] = {
+        "with_mtp": speculation.drafter == MTP,
+        "draft_vocabulary": speculation.draft_vocabulary or None,
+        "quantization": config.quantization,
+    }
     try:
         if config.load_format == "dummy":
             shape = load_config(path)
-            return random_model(shape, dtype, config.device, with_mtp=with_mtp, quantization=config.quantization)
-        return load_model(path, dtype, config.device, with_mtp=with_mtp, quantization=config.quantization)
+            return random_model(shape, dtype, config.device, **parts)
+        return load_model(path, dtype, config.device, **parts)
     except NoMtpLayer as error:
         raise ConfigError(f"speculation.drafter {MTP}: {error}; set drafter: ngram, suffix or none") from error
 

@@ -21,7 +21,6 @@ from headrace.kernels.attention.paged_attention import PagedDecode
 from headrace.kernels.lib.sizes import cdiv
 from headrace.kernels.lib.unpack import unpack
 from headrace.kernels.lib.upload import PinnedBuffers, upload_values
-from headrace.kernels.sampling.argmax import argmax
 from headrace.kernels.sampling.checked_rows import CheckSources
 from headrace.kernels.sampling.draft_rows import next_draft_rows
 from headrace.kernels.sampling.draft_starts import DraftStarts
@@ -70,7 +69,8 @@ def draft_tokens(model: HybridModel, memory: CacheMemory, starts: Sequence[Draft
         ]
         batch = ForwardBatch.build(inputs, memory.layout.block_size, memory.device, drawn[-1] if drawn else None)
         hidden = model.draft_hidden(batch, memory, hidden[: len(going_on)])
-        drawn.append(model.draft_logits(hidden).rows.argmax(dim=-1))
+        drawn.append(torch.empty(len(hidden), dtype=torch.int64, device=memory.device))
+        model.best_drafts(hidden, drawn[-1])
     ids = iter(torch.cat(drawn).tolist())
     drafts: list[list[int]] = [[] for _ in starts]
     for part in drawn:
@@ -190,7 +190,7 @@ class CapturedDrafts:
             unpack(packed, destination, self._table[:n, :width])
 
     def _pass(self, size: int, place: int) -> Tensor:
-        """The draft of each row that so many stand before; returns the logits."""
+        """The draft of each row that so many stand before; returns them."""
         tokens, next_positions, ends, _ = self._starts(size)
         if place:
             tokens = self._drafted[:size, place - 1]
@@ -209,7 +209,7 @@ class CapturedDrafts:
             last_token_queries=None,
         )
         hidden = self._model.draft_hidden(batch, self._memory, self._hidden[:size])
-        logits = self._model.draft_logits(hidden).rows
-        argmax(logits, self._drafted[:size, place])
+        drafts = self._drafted[:size, place]
+        self._model.best_drafts(hidden, drafts)
         self._hidden[:size].copy_(hidden)
-        return logits
+        return drafts

@@ -77,6 +77,10 @@ class LayerDrafts(Protocol):
         """The rows of those whose drafts are being made for the next call of `drafts`."""
         ...
 
+    def took(self, sequence: Sequence) -> None:
+        """Tokens have been appended to a sequence that drafts."""
+        ...
+
 
 class Drafting:
     """Asks grammars and drafters for the next tokens of decoding sequences, and counts how many of them were right.
@@ -227,6 +231,8 @@ class Drafting:
         """Counts the drafts of one sequence in a step: all that were offered, and how many of them were right."""
         num_drafts = offer.most
         self.count.verified(offer, num_accepted)
+        if self._layer is not None:
+            self._layer.took(sequence)
         self.drafted_tokens += num_drafts
         self.accepted_tokens += num_accepted
         sequence.drafted_tokens += num_drafts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 
 import torch
@@ -15,8 +15,13 @@ from headrace.engine.failures import first_line
 from headrace.engine.runner import ModelRunner
 from headrace.engine.sequence import Sequence
 from headrace.forward.sequence_input import SequenceInput
+from headrace.speculation.draft_vocabulary import DraftVocabulary
 
 log = logging.getLogger(__name__)
+
+
+CHANGED_ROWS, CHANGING_CALLS = 1024, 16
+"""Rows of the head that change at once, and calls after which they do for tokens of answers."""
 
 
 class MtpDrafts:
@@ -27,6 +32,12 @@ class MtpDrafts:
         self._cache = cache
         self._ahead: DraftsAhead | None = None
         self._row_of: dict[Sequence, int] = {}  # of those whose drafts are made ahead
+        head = runner.model.draft_head
+        self._vocabulary: DraftVocabulary | None = None  # None: the head has a row for each token
+        if head is not None and head.ids is not None:
+            self._vocabulary = DraftVocabulary(runner.model.config.vocab_size, len(head.ids))
+        self._occurred: list[int] = []  # tokens, since the head changed
+        self._num_calls = 0
 
     def drafts(self, wanted: list[tuple[Sequence, int]], num_running: int) -> list[SequenceOf[int]]:
         """As `LayerDrafts.drafts`: none for want of memory on the device, fewer for want of blocks."""
@@ -49,11 +60,33 @@ class MtpDrafts:
             return None
         starts = [self._checked(*each, num_running) for each in checked]
         try:
+            self._change_head(sequence for sequence, *_ in checked)
             self._ahead = self._runner.draft_ahead(starts, num_passes)
         except (torch.OutOfMemoryError, MemoryError) as error:
             log.warning("nothing is drafted ahead: %s", first_line(error))
         self._row_of = {sequence: row for row, (sequence, *_) in enumerate(checked)}
         return self._ahead
+
+    def took(self, sequence: Sequence) -> None:
+        """As `LayerDrafts.took`."""
+        if self._vocabulary is not None:
+            self._occurred += sequence.tokens[sequence.num_noted :]
+            sequence.num_noted = len(sequence.tokens)
+
+    def _change_head(self, sequences: Iterable[Sequence]) -> None:
+        """Gives rows of the head to tokens that have occurred: to those of a prompt before its first draft, to those of
+        answers now and then."""
+        if self._vocabulary is None:
+            return
+        self._num_calls += 1
+        new = [sequence for sequence in sequences if not sequence.num_noted]
+        if new or self._num_calls % CHANGING_CALLS == 0:
+            for sequence in new:
+                self.took(sequence)
+            occurred, self._occurred = self._occurred, []
+            self._vocabulary.add(occurred)
+            if changes := self._vocabulary.changes(CHANGED_ROWS):
+                self._runner.change_draft_head(changes)
 
     def _checked(
         self, sequence: Sequence, entry: SequenceInput, first_draw: int, most_tokens: int, num_running: int
@@ -73,6 +106,7 @@ class MtpDrafts:
         starts = [self._start(sequence, num_drafts, num_running) for sequence, num_drafts in wanted]
         drafting = [start for start in starts if start.num_drafts > 0]
         try:
+            self._change_head(sequence for sequence, _ in wanted)
             made = iter(self._runner.draft_tokens(drafting) if drafting else ())
         except (torch.OutOfMemoryError, MemoryError) as error:
             log.warning("a step goes without drafts: %s", first_line(error))

@@ -42,7 +42,7 @@ from headrace.forward.memory import CacheMemory
 from headrace.forward.sequence_input import SequenceInput, known_place
 from headrace.kernels.lib.sizes import cdiv
 from headrace.kernels.lib.tails import Tails
-from headrace.kernels.lib.upload import upload_values
+from headrace.kernels.lib.upload import upload_lists, upload_values
 from headrace.kernels.sampling.argmax import argmax
 from headrace.kernels.sampling.checked_rows import CheckSources
 from headrace.models.logits import Logits
@@ -193,6 +193,16 @@ class ModelRunner:
         if self._drafts is not None and self._drafts.fits(starts):
             return self._drafts.draft_tokens(starts)
         return draft_tokens(self.model, self.memory, starts)
+
+    @torch.inference_mode()
+    def change_draft_head(self, changes: Sequence[tuple[int, int]]) -> None:
+        """Has rows of the head that drafts stand for other tokens, behind all that was launched. Waits for nothing.
+
+        changes   of each a row and its token
+        """
+        assert self.model.draft_head is not None
+        rows, tokens = upload_lists([list(each) for each in zip(*changes, strict=True)], self.memory.device)
+        self.model.draft_head.replace(rows, tokens)
 
     @property
     def can_draft_ahead(self) -> bool:

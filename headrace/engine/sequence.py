@@ -184,6 +184,7 @@ class Sequence:
     behind           the check under way behind which the step that is being made finds it; None: its place is known
     drafter          guesses how it goes on; None: it has not drafted
     acceptance       how often its drafts were right lately; None: it had none
+    num_noted        leading tokens that the model's layer knows to occur, if it drafts
     drafted_tokens   tokens drafted for it here, and accepted_tokens of these
     grammar          how far its answer has come in the grammar that it obeys; None: it obeys none
     tail             its row of the rings, and what its state has behind it; None: the state in its slot is the newest
@@ -218,6 +219,7 @@ class Sequence:
     behind: BehindCheck | None = None
     drafter: Drafter | None = None
     acceptance: Acceptance | None = None
+    num_noted: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     grammar: AnswerGrammar | None = None

@@ -15,9 +15,11 @@ from headrace.kernels.conv.tail_update import causal_conv1d_tail_update
 from headrace.kernels.dense.embed import embed
 from headrace.kernels.dense.linear import LinearWeight
 from headrace.kernels.lib.tails import Tails
+from headrace.kernels.sampling.argmax import argmax
 from headrace.kernels.sampling.last_vectors import read_last_vectors
 from headrace.models.branches import Branch, BranchChain
 from headrace.models.config import ModelConfig
+from headrace.models.draft_head import DraftHead
 from headrace.models.logits import Logits
 from headrace.models.mtp import MtpLayer, shift_rows
 from headrace.models.raw_config import RawConfig
@@ -50,7 +52,7 @@ class HybridModel:
     mtp: MtpLayer | None = (
         None  # loaded on demand: its entries are one more attention group, the last vector a state group
     )
-    draft_head: LinearWeight | None = None  # the head as the layer's drafts read it: they are guesses, FP8 is enough
+    draft_head: DraftHead | None = None  # there is one with `mtp`
 
     @property
     def dtype(self) -> torch.dtype:
@@ -136,7 +138,7 @@ class HybridModel:
         return vectors
 
     def draft_hidden(self, batch: ForwardBatch, memory: CacheMemory, previous: Tensor) -> Tensor:
-        """The MTP layer's vectors [N, hidden], whose `draft_logits` draft the token after each row's.
+        """The MTP layer's vectors [N, hidden], whose `best_drafts` are the tokens after each row's.
 
         batch      decodes alone, each behind position 0; states stay as they are
         previous   [N, hidden]: `last_hidden` of the tokens before, or `draft_hidden` of the draft before
@@ -149,10 +151,10 @@ class HybridModel:
         """Logits [N, V] of rows of `hidden`, written to `out` if given."""
         return Logits(self.head(hidden, out), self.config.logits_divisor)
 
-    def draft_logits(self, hidden: Tensor) -> Logits:
-        """Logits [N, V] of `draft_hidden`."""
-        head = self.head if self.draft_head is None else self.draft_head
-        return Logits(head(hidden), self.config.logits_divisor)
+    def best_drafts(self, hidden: Tensor, out: Tensor) -> None:
+        """Writes the tokens int64 [N] that rows of `draft_hidden` draft: the scale of their logits does not matter."""
+        assert self.draft_head is not None
+        argmax(self.draft_head(hidden), out, self.draft_head.ids)
 
     def _embedded(self, batch: ForwardBatch) -> Tensor:
         return embed(batch.tokens_T, self.embedding, self.config.embedding_multiplier)

@@ -8,6 +8,7 @@ from headrace.kernels.attention.rotary import inverse_frequencies
 from headrace.kernels.dense.linear import LinearWeight
 from headrace.models.branches import BranchChain
 from headrace.models.config import ModelConfig, ModelError, NoMtpLayer, UnsupportedModel
+from headrace.models.draft_head import DraftHead
 from headrace.models.families.falcon_h1 import FALCON_H1
 from headrace.models.families.granite import BAMBA, GRANITE
 from headrace.models.families.jamba import JAMBA
@@ -59,12 +60,14 @@ def load_model(
     device: str = "cpu",
     *,
     with_mtp: bool = False,
+    draft_vocabulary: int | None = None,
     quantization: str | None = None,
 ) -> HybridModel:
     """The model in `path` (config.json and safetensors), cast to `dtype`, on `device`.
 
-    with_mtp       also its MTP layer, which then has its place in each block; otherwise the layer is not read
-    quantization   fp8: matrices are quantised as they are read. None: they stay as they are stored
+    with_mtp           also its MTP layer, which then has its place in each block; otherwise the layer is not read
+    draft_vocabulary   tokens that the layer chooses from at a time; None: all
+    quantization       fp8: matrices are quantised as they are read. None: they stay as they are stored
 
     Raises UnsupportedModel for an architecture or option that is not implemented, NoMtpLayer if there is none to load,
     ModelError for missing, misshapen or unexpected tensors, by name.
@@ -81,7 +84,9 @@ def load_model(
         weights.skip(MTP_PREFIX)
     elif family.load_mtp is not None and not any(name.startswith(MTP_PREFIX) for name in weights.remaining):
         raise NoMtpLayer(f"{path} has no MTP layer: no tensor's name begins with {MTP_PREFIX}")
-    return _assemble(family, config, weights, fingerprint(path, config.canonical()), with_mtp, quantization)
+    return _assemble(
+        family, config, weights, fingerprint(path, config.canonical()), with_mtp, draft_vocabulary, quantization
+    )
 
 
 def random_model(
@@ -90,6 +95,7 @@ def random_model(
     device: str = "cpu",
     *,
     with_mtp: bool = False,
+    draft_vocabulary: int | None = None,
     quantization: str | None = None,
 ) -> HybridModel:
     """A model of that shape with random weights, made on `device`; reads no file."""
@@ -98,7 +104,7 @@ def random_model(
         check_gpu(config)
     identity = random_fingerprint(config.canonical(), made_on)
     weights = RandomWeights(dtype, made_on)
-    return _assemble(FAMILIES[config.architecture], config, weights, identity, with_mtp, quantization)
+    return _assemble(FAMILIES[config.architecture], config, weights, identity, with_mtp, draft_vocabulary, quantization)
 
 
 def _assemble(
@@ -107,6 +113,7 @@ def _assemble(
     weights: WeightSource,
     fingerprint: str,
     with_mtp: bool,
+    draft_vocabulary: int | None,
     quantization: str | None,
 ) -> HybridModel:
     if quantization is not None:
@@ -139,7 +146,7 @@ def _assemble(
         head=packed_head,
         rotary_frequencies=_rotary_frequencies(config, embedding.device),
         mtp=mtp,
-        draft_head=None if mtp is None else packed_head.in_fp8(),
+        draft_head=None if mtp is None else DraftHead(packed_head, draft_vocabulary),
     )
 
 

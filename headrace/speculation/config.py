@@ -29,12 +29,15 @@ class SpeculationConfig:
     max_drafts    drafts of a request in a step at most. Where layers keep tails, 15 at most; elsewhere each has a slot
                   for a state, of a quarter of the slots at most
     answer_bytes  suffix only: host memory for earlier answers, those that began first are forgotten first
+    draft_vocabulary  mtp only: tokens that the layer chooses from at a time, of a larger vocabulary those that occur at
+                  this node and the lowest ids; 0: all
     """
 
     drafter: str = NO_DRAFTER
     count: str = "auto"
     max_drafts: int = 3
     answer_bytes: int = 64 << 20
+    draft_vocabulary: int = 1 << 16
 
     def __post_init__(self) -> None:
         refuse(
@@ -42,6 +45,7 @@ class SpeculationConfig:
             one_of(self, COUNTS, "count"),
             at_least(self, 1, "max_drafts", remedy="; drafter: none turns it off"),
             at_least(self, TOKEN_BYTES, "answer_bytes", remedy="; drafter: ngram keeps no answers"),
+            at_least(self, 0, "draft_vocabulary", remedy="; 0 has the layer choose from all tokens"),
         )
 
     @property

@@ -175,6 +175,7 @@ TABLE: dict[str, dict[str, tuple[list[Any], list[Any]]]] = {
         "count": (["auto", "fixed"], ["", "off"]),
         "max_drafts": COUNT,
         "answer_bytes": ([300, 1 << 30], [0, 299]),
+        "draft_vocabulary": ([0, 1, 1 << 16], [-1]),
     },
     "UcxConfig": {
         "host": TEXT,

@@ -1,6 +1,6 @@
-"""Index of each row's largest value: the token of a greedy draw.
+"""Index of each row's largest value, or what stands at that index: the token of a greedy draw.
 
-Shapes    logits [N, V] float32 or of 16 bits, any stride over rows; out int64 [N], any stride
+Shapes    logits [N, V] float32 or of 16 bits, any stride over rows; out int64 [N], any stride; ids int64 [V]
 Contract  the first of equal values; -inf may occur, NaN may not
 Source    one program for each chunk of a row, then the best of the chunks: one program a row would read a small
           batch's logits through too few multiprocessors
@@ -18,14 +18,16 @@ from headrace.kernels.lib.sizes import cdiv, next_power_of_2
 DTYPES = torch.float32, torch.float16, torch.bfloat16
 
 
-def argmax(logits: Tensor, out: Tensor) -> None:
+def argmax(logits: Tensor, out: Tensor, ids: Tensor | None = None) -> None:
+    """With `ids` the one at the index is written."""
     if logits.dtype not in DTYPES or logits.dim() != 2 or out.dtype != torch.int64 or out.shape != logits.shape[:1]:
         raise ValueError(f"logits {tuple(logits.shape)} {logits.dtype} and out {tuple(out.shape)} {out.dtype} disagree")
-    (argmax_triton if runs_triton(logits) else argmax_torch)(logits, out)
+    (argmax_triton if runs_triton(logits) else argmax_torch)(logits, out, ids)
 
 
-def argmax_torch(logits: Tensor, out: Tensor) -> None:
-    out.copy_(logits.argmax(dim=-1))
+def argmax_torch(logits: Tensor, out: Tensor, ids: Tensor | None = None) -> None:
+    best = logits.argmax(dim=-1)
+    out.copy_(best if ids is None else ids[best])
 
 
 @triton.jit
@@ -43,17 +45,20 @@ def _chunk_kernel(logits_ptr, best_ptr, place_ptr, V, stride_logits, CHUNK: tl.c
 
 
 @triton.jit
-def _best_kernel(best_ptr, place_ptr, out_ptr, stride_out, chunks, BLOCK: tl.constexpr):
+def _best_kernel(best_ptr, place_ptr, ids_ptr, out_ptr, stride_out, chunks, BLOCK: tl.constexpr):
     let_next_start()
     wait_for_previous()
     row, chunk = tl.program_id(0), tl.arange(0, BLOCK)
     best = tl.load(best_ptr + row * chunks + chunk, mask=chunk < chunks, other=float("-inf"))
     _, found = tl.max(best, 0, return_indices=True)
     place = tl.load(place_ptr + row * chunks + found)
-    tl.store(out_ptr + row.to(tl.int64) * stride_out, place.to(tl.int64))
+    place = place.to(tl.int64)
+    if ids_ptr is not None:
+        place = tl.load(ids_ptr + place)
+    tl.store(out_ptr + row.to(tl.int64) * stride_out, place)
 
 
-def argmax_triton(logits: Tensor, out: Tensor, chunk: int = 4096) -> None:
+def argmax_triton(logits: Tensor, out: Tensor, ids: Tensor | None = None, chunk: int = 4096) -> None:
     N, V = logits.shape
     if logits.stride(1) != 1:
         raise ValueError(f"logits have strides {logits.stride()}: those of one row must be contiguous")
@@ -64,5 +69,5 @@ def argmax_triton(logits: Tensor, out: Tensor, chunk: int = 4096) -> None:
     place = torch.empty((N, chunks), dtype=torch.int32, device=logits.device)
     _chunk_kernel[(N, chunks)](logits, best, place, V, logits.stride(0), CHUNK=chunk, **OVERLAPPED)
     _best_kernel[(N,)](
-        best, place, out, out.stride(0), chunks, BLOCK=next_power_of_2(chunks), num_warps=1, **OVERLAPPED
+        best, place, ids, out, out.stride(0), chunks, BLOCK=next_power_of_2(chunks), num_warps=1, **OVERLAPPED
     )

@@ -5,6 +5,7 @@ import torch
 
 from headrace.kernels.dense import linear
 from headrace.kernels.dense.fp8 import BLOCK, Fp8Matrix, quantise_matrix
+from headrace.kernels.dense.fp8_linear import fp8_linear_torch
 from headrace.kernels.dense.linear import QUANTISED_ROWS, LinearWeight, num_parts
 from headrace.kernels.lib.dispatch import is_hopper
 from tests.kernels.dense.fp8_matrices import random_matrix
@@ -54,6 +55,29 @@ def test_some_rows_of_a_matrix_multiply_alone(matrix):
     weight = LinearWeight(matrix(torch.randn(64, 64, device=DEVICE)))
     x = torch.randn(3, 64, device=DEVICE).to(torch.float32 if matrix is torch.Tensor.float else torch.bfloat16)
     torch.testing.assert_close(weight.of_rows(16, 48)(x), weight(x)[:, 16:48], atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("matrix", [torch.Tensor.float, torch.Tensor.bfloat16, lambda x: quantise_matrix(x.bfloat16())])
+def test_rows_are_replaced_by_another_matrixs(matrix, monkeypatch: pytest.MonkeyPatch):
+    """In FP8 as on a Hopper GPU, in place: captured products read the same memory."""
+    monkeypatch.setattr(linear, "has_product", lambda weight: True)
+    monkeypatch.setattr(linear, "fp8_linear", fp8_linear_torch)
+    weight, other = (LinearWeight(matrix(torch.randn(64, 64, device=DEVICE))) for _ in range(2))
+    x = torch.randn(3, 64, device=DEVICE).to(torch.float32 if matrix is torch.Tensor.float else torch.bfloat16)
+    before, into, out_of = weight(x), torch.tensor([5, 60, 7], device=DEVICE), torch.tensor([1, 2, 63], device=DEVICE)
+    memory = None if matrix is torch.Tensor.float else data_of(weight)
+    rows = other.rows(out_of)
+    weight.replace_rows(into, rows.dequantised() if isinstance(rows, Fp8Matrix) else rows)
+    after = weight(x)
+    torch.testing.assert_close(after[:, into], other(x)[:, out_of], atol=1e-2, rtol=1e-2)
+    kept = [row for row in range(64) if row not in into]
+    assert torch.equal(after[:, kept], before[:, kept])
+    assert memory is None or data_of(weight) == memory
+
+
+def data_of(weight: LinearWeight) -> int:
+    matrix = weight._weight
+    return (matrix.values if isinstance(matrix, Fp8Matrix) else matrix).data_ptr()
 
 
 def test_some_rows_of_a_matrix_in_16_bits_stay_where_they_are():

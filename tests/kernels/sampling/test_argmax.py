@@ -10,10 +10,10 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 INF = float("inf")
 
 
-def places(rows: list[list[float]] | torch.Tensor, chunk: int = 4) -> list[int]:
+def places(rows: list[list[float]] | torch.Tensor, chunk: int = 4, ids: torch.Tensor | None = None) -> list[int]:
     logits = torch.as_tensor(rows, device=DEVICE)
     out = torch.full((2 * len(logits),), -7, dtype=torch.int64, device=DEVICE)
-    argmax_triton(logits, out[::2], chunk)
+    argmax_triton(logits, out[::2], ids, chunk)
     assert (out[1::2] == -7).all()
     return out[::2].tolist()
 
@@ -46,6 +46,15 @@ def test_rows_of_sixteen_bits_have_the_first_best_of_their_logits(dtype: torch.d
     assert out.tolist() == places(rows, 4096)
 
 
+def test_what_stands_at_the_index():
+    ids = torch.tensor([100_000, 7, 9, 2, 5], device=DEVICE)
+    rows = torch.tensor([[1, 5, 5, 0, 5.0], [0, 0, 0, 1, 0.0], [0, 1, 2, 3, 4.0]], device=DEVICE)
+    assert places(rows, ids=ids) == [7, 2, 5]
+    out = torch.empty(3, dtype=torch.int64, device=DEVICE)
+    argmax(rows, out, ids)
+    assert out.tolist() == [7, 2, 5]
+
+
 def test_no_rows():
     assert places(torch.empty(0, 8)) == []
 
@@ -61,3 +70,14 @@ def test_an_h200_reads_sixteen_bytes_at_a_time(dtype: str):
     types |= {"V": "i32:16", "stride_logits": "i32:16"}
     [report] = compile_for_h200([Launch("headrace.kernels.sampling.argmax:_chunk_kernel", types, {"CHUNK": 4096})])
     assert report.accesses("ld.global") == ["v4.b32"] and report.stack_bytes == 0
+
+
+@pytest.mark.parametrize("has_ids", [False, True])
+def test_both_forms_of_the_last_step_compile_for_an_h200(has_ids: bool):
+    types = {"best_ptr": "*fp32:16", "place_ptr": "*i32:16", "out_ptr": "*i64", "stride_out": "i32", "chunks": "i32"}
+    constexprs: dict[str, object] = {"BLOCK": 64} | ({} if has_ids else {"ids_ptr": None})
+    types |= {"ids_ptr": "*i64:16"} if has_ids else {}
+    (report,) = compile_for_h200(
+        [Launch("headrace.kernels.sampling.argmax:_best_kernel", types, constexprs, num_warps=1)]
+    )
+    assert report.stack_bytes == 0

@@ -10,6 +10,7 @@ from torch import Tensor
 from headrace.forward.forward_batch import ForwardBatch
 from headrace.forward.memory import CacheMemory
 from headrace.forward.sequence_input import SequenceInput
+from headrace.models.logits import Logits
 from headrace.models.model import HybridModel
 
 BLOCK_SIZE = 16
@@ -35,7 +36,8 @@ def drafts(model: HybridModel, memory: CacheMemory, *rows: Newest, num_drafts: i
             for token, row in zip(tokens, rows, strict=True)
         ]
         hidden = model.draft_hidden(ForwardBatch.build(inputs, BLOCK_SIZE, model.device), memory, hidden)
-        logits.append(model.draft_logits(hidden).in_float32())
+        assert model.draft_head is not None
+        logits.append(Logits(model.draft_head(hidden), model.config.logits_divisor).in_float32())
         tokens = logits[-1].argmax(-1).tolist()
     return torch.stack(logits, dim=1)
 

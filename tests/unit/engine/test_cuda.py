@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer
 
 from headrace.engine.draw import Draw, PromptRows
 from headrace.engine.graphs import CapturedPasses
@@ -33,11 +32,10 @@ from tests.support.engine.driving import (
 from tests.support.engine.interpreted import forget_all
 from tests.support.engine.mtp_checkpoints import add_mtp
 from tests.support.engine.oracle import random_prompt
-from tiny_models.recall import held_out_questions
+from tests.support.engine.recall import SHIPPED, recall_prompts
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 
-SHIPPED = Path(__file__).parents[3] / "tiny_models" / "headrace-tiny-qwen3.5"
 FAMILIES = ("granite", "granite_moe", "qwen35", "qwen35_moe")
 LENGTHS = (1, 16, 17, 64, 65, 300)
 GREEDY_DRAW = Draw(Sampling(max_tokens=1, seed=0, temperature=0.0), 0)
@@ -56,12 +54,6 @@ def test_greedy_tokens_on_cuda_equal_those_on_the_cpu(family: str, tiny_checkpoi
     expected = answers(device="cpu")
     assert answers(device="cuda") == expected
     assert answers(device="cuda", cuda_graphs=False, overlap=False) == expected
-
-
-def recall_prompts(number: int) -> list[list[int]]:
-    tokenizer = Tokenizer.from_file(str(SHIPPED / "tokenizer.json"))
-    questions = held_out_questions(number, seed=7, encode=lambda text: tokenizer.encode(text).ids)
-    return [tokenizer.encode(question.prompt_text).ids for question in questions]
 
 
 @pytest.mark.parametrize("drafter", ["mtp", "ngram"])

@@ -48,6 +48,7 @@ class MarkovChain:
     device: torch.device = CPU
     dtype: torch.dtype = torch.float32
     mtp: None = None
+    draft_head: None = None
     has_tails: bool = False
 
     def cache_layout(self, block_size: int, state_dtype: str = "float32") -> CacheLayout:
@@ -68,8 +69,8 @@ class MarkovChain:
     def logits(self, hidden: Tensor) -> Logits:
         return Logits(LOGITS[hidden], 1.0)
 
-    def draft_logits(self, hidden: Tensor) -> Logits:
-        return Logits(LOGITS[hidden], 1.0)
+    def best_drafts(self, hidden: Tensor, out: Tensor) -> None:
+        out.copy_(LOGITS[hidden].argmax(dim=-1))
 
 
 class MostLikely:

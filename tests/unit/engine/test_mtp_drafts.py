@@ -26,8 +26,10 @@ from tests.support.engine.driving import (
     small_engine,
     submit,
 )
+from tests.support.engine.interpreted import capture_layer
 from tests.support.engine.mtp_checkpoints import add_mtp, train_mtp
 from tests.support.engine.oracle import random_prompt
+from tests.support.engine.recall import SHIPPED, recall_prompts
 from tests.support.node.engine_pair import EnginePair, answer_with_a_move
 
 PLAIN = replace(GREEDY, max_tokens=40)
@@ -104,6 +106,43 @@ def test_answers_are_those_without_drafts(family: str, overlap: bool, trained) -
     assert 15 < accepted < drafted
     if not overlap:
         assert built.engine.computed_tokens == plain.engine.computed_tokens
+
+
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_a_head_of_few_tokens_drafts_those_that_occur(is_captured: bool, trained) -> None:
+    """Others have the rows of the answer's tokens before it; captured passes see the changes, too."""
+    path, others = trained("qwen35").path, request(range(100, 124), PLAIN)
+    asked, expected = [request(KNOWN, ANSWER)], trained("qwen35").answer
+    counts = []
+    for speculation in (MTP, replace(MTP, draft_vocabulary=24)):
+        built = small_engine(path, speculation=speculation, overlap=True, cache_bytes=ROOMY)
+        if is_captured:
+            capture_layer(built.engine._runner, 8, 256)
+        together(built, [others])
+        head = built.engine._runner.model.draft_head
+        assert head is not None
+        assert head.ids is None or not {7, 9, 11} & set(head.ids.tolist())
+        assert together(built, asked) == [expected]
+        before = drafts(built)
+        assert together(built, asked) == [expected]
+        counts.append([now - then for now, then in zip(drafts(built), before, strict=True)])
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.slow
+def test_a_head_of_an_eighth_of_the_tokens_is_right_as_often() -> None:
+    """The shipped model, whose answers quote tokens of their prompts that no other prompt has."""
+    questions, answers, shares = recall_prompts(120), [], []
+    asked = [request(prompt, replace(GREEDY, max_tokens=40)) for prompt in questions]
+    for draft_vocabulary in (0, 512):
+        speculation = replace(MTP, draft_vocabulary=draft_vocabulary)
+        built = small_engine(SHIPPED, speculation=speculation, cache_bytes=1 << 29, max_running=16)
+        answers.append(together(built, asked))
+        drafted, accepted = drafts(built)
+        shares.append(accepted / drafted)
+        print(f"{draft_vocabulary or 'all'} tokens: {accepted:,} of {drafted:,} drafts right")
+    assert answers[0] == answers[1]
+    assert shares[1] > shares[0] - 0.01
 
 
 def test_drafts_where_they_pay_change_no_answer(trained) -> None:

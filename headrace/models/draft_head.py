@@ -1,0 +1,38 @@
+"""The model's head as the layer that drafts reads it: in FP8 where such products run, perhaps of some tokens alone.
+
+What it says is checked by the model: a token without a row is never drafted, and comes with the next step.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headrace.kernels.dense.linear import LinearWeight
+
+
+class DraftHead:
+    """`ids` int64 [N]: the token of each row; None: all tokens, in order.
+
+    Captured passes read it: rows change in place.
+    """
+
+    def __init__(self, head: LinearWeight, num_rows: int | None = None) -> None:
+        """`num_rows`: of the tokens with the lowest ids, if that is less than all; None: all."""
+        self._head = head
+        self.ids: Tensor | None = None
+        rows = head
+        if num_rows is not None and num_rows < head.out_features:
+            self.ids = torch.arange(num_rows, device=head.device)
+            rows = LinearWeight(head.rows(self.ids))
+        self._rows = rows.in_fp8()
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Scores [M, N] of vectors [M, hidden]."""
+        return self._rows(hidden)
+
+    def replace(self, rows: Tensor, tokens: Tensor) -> None:
+        """Has rows int64 [n] of N stand for these tokens int64 [n] from now on, behind all that was launched."""
+        assert self.ids is not None
+        self.ids.index_copy_(0, rows, tokens)
+        self._rows.replace_rows(rows, self._head.rows(tokens))
