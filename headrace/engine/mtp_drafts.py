@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 
+import numpy as np
 import torch
 
 from headrace.cache.prefix_cache import PrefixCache
@@ -20,7 +21,7 @@ from headrace.speculation.draft_vocabulary import DraftVocabulary
 log = logging.getLogger(__name__)
 
 
-CHANGED_ROWS, CHANGING_CALLS = 1024, 16
+CHANGED_ROWS, CHANGING_CALLS = 2048, 16
 """Rows of the head that change at once, and calls after which they do for tokens of answers."""
 
 
@@ -32,11 +33,13 @@ class MtpDrafts:
         self._cache = cache
         self._ahead: DraftsAhead | None = None
         self._row_of: dict[Sequence, int] = {}  # of those whose drafts are made ahead
-        head = runner.model.draft_head
+        head, config = runner.model.draft_head, runner.model.config
         self._vocabulary: DraftVocabulary | None = None  # None: the head has a row for each token
         if head is not None and head.ids is not None:
-            self._vocabulary = DraftVocabulary(runner.model.config.vocab_size, len(head.ids))
-        self._occurred: list[int] = []  # tokens, since the head changed
+            self._vocabulary = DraftVocabulary(config.vocab_size, len(head.ids))
+        ends = [token for token in config.eos_token_ids if token < config.vocab_size]
+        # Tokens since the head changed; at first those that end answers, which often have the highest ids.
+        self._occurred = [np.array(ends, dtype=np.int64)]
         self._num_calls = 0
 
     def drafts(self, wanted: list[tuple[Sequence, int]], num_running: int) -> list[SequenceOf[int]]:
@@ -68,10 +71,13 @@ class MtpDrafts:
         return self._ahead
 
     def took(self, sequence: Sequence) -> None:
-        """As `LayerDrafts.took`."""
-        if self._vocabulary is not None:
-            self._occurred += sequence.tokens[sequence.num_noted :]
-            sequence.num_noted = len(sequence.tokens)
+        """As `LayerDrafts.took`. Before its first draft all of it is noted, not yet."""
+        if self._vocabulary is not None and sequence.num_noted:
+            self._note(sequence)
+
+    def _note(self, sequence: Sequence) -> None:
+        self._occurred.append(np.asarray(sequence.tokens[sequence.num_noted :]))
+        sequence.num_noted = len(sequence.tokens)
 
     def _change_head(self, sequences: Iterable[Sequence]) -> None:
         """Gives rows of the head to tokens that have occurred: to those of a prompt before its first draft, to those of
@@ -80,13 +86,17 @@ class MtpDrafts:
             return
         self._num_calls += 1
         new = [sequence for sequence in sequences if not sequence.num_noted]
-        if new or self._num_calls % CHANGING_CALLS == 0:
-            for sequence in new:
-                self.took(sequence)
-            occurred, self._occurred = self._occurred, []
-            self._vocabulary.add(occurred)
-            if changes := self._vocabulary.changes(CHANGED_ROWS):
-                self._runner.change_draft_head(changes)
+        if not new and self._num_calls % CHANGING_CALLS:
+            return
+        for sequence in new:
+            self._note(sequence)
+        for tokens in self._occurred:
+            self._vocabulary.add(tokens)
+        self._occurred = []
+        rows, tokens = self._vocabulary.changes(CHANGED_ROWS)
+        if len(rows):
+            self._runner.change_draft_head(rows.tolist(), tokens.tolist())
+            self._vocabulary.made(rows, tokens)
 
     def _checked(
         self, sequence: Sequence, entry: SequenceInput, first_draw: int, most_tokens: int, num_running: int

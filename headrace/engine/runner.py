@@ -195,14 +195,10 @@ class ModelRunner:
         return draft_tokens(self.model, self.memory, starts)
 
     @torch.inference_mode()
-    def change_draft_head(self, changes: Sequence[tuple[int, int]]) -> None:
-        """Has rows of the head that drafts stand for other tokens, behind all that was launched. Waits for nothing.
-
-        changes   of each a row and its token
-        """
+    def change_draft_head(self, rows: Sequence[int], tokens: Sequence[int]) -> None:
+        """Has rows of the head that drafts stand for these tokens, behind all that was launched. Waits for nothing."""
         assert self.model.draft_head is not None
-        rows, tokens = upload_lists([list(each) for each in zip(*changes, strict=True)], self.memory.device)
-        self.model.draft_head.replace(rows, tokens)
+        self.model.draft_head.replace(*upload_lists([rows, tokens], self.memory.device))
 
     @property
     def can_draft_ahead(self) -> bool:

@@ -57,6 +57,8 @@ def warm_up(
             newest = steps[1][-1]
             start = DraftStart(1, newest.start, newest.block_ids, newest.dst_slot, num_drafts=1)
             runner.draft_tokens([start])
+            if runner.model.draft_head is not None and runner.model.draft_head.ids is not None:
+                runner.change_draft_head([0], [0])  # which it stands for
         if runner.model.has_tails:  # as a halt does
             newest = steps[1][-1]
             runner.write_states([(newest.dst_slot, newest.dst_slot, Tail(newest.dst_slot, newest.start), newest.end)])

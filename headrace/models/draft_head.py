@@ -9,20 +9,23 @@ import torch
 from torch import Tensor
 
 from headrace.kernels.dense.linear import LinearWeight
+from headrace.kernels.lib.sizes import cdiv
 
 
 class DraftHead:
     """`ids` int64 [N]: the token of each row; None: all tokens, in order.
 
-    Captured passes read it: rows change in place.
+    Rows change in place, between launches: captured passes read them. A head that is packed, as in float32 on a CPU,
+    has no such rows: it stays whole.
     """
 
     def __init__(self, head: LinearWeight, num_rows: int | None = None) -> None:
-        """`num_rows`: of the tokens with the lowest ids, if that is less than all; None: all."""
+        """`num_rows`: of the tokens with the lowest ids, if that is less than all, and a multiple of 16 as products in
+        FP8 ask for; None: all."""
         self._head = head
         self.ids: Tensor | None = None
-        rows = head
-        if num_rows is not None and num_rows < head.out_features:
+        rows, num_rows = head, head.out_features if num_rows is None else 16 * cdiv(num_rows, 16)
+        if num_rows < head.out_features and not head.is_packed:
             self.ids = torch.arange(num_rows, device=head.device)
             rows = LinearWeight(head.rows(self.ids))
         self._rows = rows.in_fp8()
@@ -32,7 +35,10 @@ class DraftHead:
         return self._rows(hidden)
 
     def replace(self, rows: Tensor, tokens: Tensor) -> None:
-        """Has rows int64 [n] of N stand for these tokens int64 [n] from now on, behind all that was launched."""
+        """Has rows int64 [n] of N stand for these tokens int64 [n] from now on, behind all that was launched.
+
+        Where the device has too little memory for that nothing has changed.
+        """
         assert self.ids is not None
-        self.ids.index_copy_(0, rows, tokens)
         self._rows.replace_rows(rows, self._head.rows(tokens))
+        self.ids.index_copy_(0, rows, tokens)

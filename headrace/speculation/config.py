@@ -21,16 +21,17 @@ COUNTS = ("auto", "fixed")
 class SpeculationConfig:
     """Settings of the drafts that a node makes (docs/speculation.md). Answers are the same with any setting.
 
-    drafter       none; grammar: what a request's grammar forces, which the others draft, too; ngram: what followed the
-                  last tokens where they occurred before in prompt and answer; suffix: there, or in earlier answers of
-                  this node under the same salt; mtp: what the model's own layer for that guesses (Qwen3.5, Qwen3-Next,
-                  Nemotron 3 Super), on all nodes of a cluster or on none
-    count         auto: as many drafts as pay by measured acceptance and step times, perhaps none; fixed: all there are
-    max_drafts    drafts of a request in a step at most. Where layers keep tails, 15 at most; elsewhere each has a slot
-                  for a state, of a quarter of the slots at most
-    answer_bytes  suffix only: host memory for earlier answers, those that began first are forgotten first
-    draft_vocabulary  mtp only: tokens that the layer chooses from at a time, of a larger vocabulary those that occur at
-                  this node and the lowest ids; 0: all
+    drafter           none; grammar: what a request's grammar forces, which the others draft, too; ngram: what followed
+                      the last tokens where they occurred before in prompt and answer; suffix: there, or in earlier
+                      answers of this node under the same salt; mtp: what the model's own layer for that guesses
+                      (Qwen3.5, Qwen3-Next, Nemotron 3 Super), on all nodes of a cluster or on none
+    count             auto: as many drafts as pay by measured acceptance and step times, perhaps none; fixed: all there
+                      are
+    max_drafts        drafts of a request in a step at most. Where layers keep tails, 15 at most; elsewhere each has a
+                      slot for a state, of a quarter of the slots at most
+    answer_bytes      suffix only: host memory for earlier answers, those that began first are forgotten first
+    draft_vocabulary  mtp only: tokens that the layer chooses from at a time, of a larger vocabulary those that occur
+                      at this node and the lowest ids; 0: all
     """
 
     drafter: str = NO_DRAFTER

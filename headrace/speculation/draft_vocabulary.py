@@ -9,15 +9,14 @@ Source    Zhao et al. 2025, "FR-Spec": a head of the most frequent tokens, count
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 
 class DraftVocabulary:
     """Which token each of `num_rows` rows stands for; `num_rows` is less than `vocab_size`.
 
-    Rows are given up by tokens that have not occurred, highest ids first, then by those that have not for longest.
+    Tokens that occurred last have rows first; those that have not occurred give theirs up first, highest ids before
+    others.
     """
 
     def __init__(self, vocab_size: int, num_rows: int) -> None:
@@ -25,26 +24,26 @@ class DraftVocabulary:
         self._has_row = np.arange(vocab_size) < num_rows
         self._last_call = np.zeros(vocab_size, dtype=np.int64)  # of `add` with this token; 0: none
         self._num_calls = 0
-        self._missing: dict[int, None] = {}  # tokens that have occurred and have no row, in order
 
-    def add(self, tokens: Sequence[int]) -> None:
-        """Tokens of prompts and answers."""
-        found = np.asarray(tokens, dtype=np.int64)
+    def add(self, tokens: np.ndarray) -> None:
+        """Tokens of prompts and answers, of any integer type."""
         self._num_calls += 1
-        self._last_call[found] = self._num_calls
-        self._missing |= dict.fromkeys(found[~self._has_row[found]].tolist())
+        self._last_call[tokens] = self._num_calls
 
-    def changes(self, most: int) -> list[tuple[int, int]]:
-        """Up to `most` rows, and the tokens that have occurred for which they stand from now on."""
-        tokens = [*self._missing][: min(most, len(self._token_of))]
-        if not tokens:
-            return []
-        vocab_size = len(self._has_row)
-        use = self._last_call[self._token_of] * vocab_size + vocab_size - self._token_of
-        rows = np.argpartition(use, len(tokens) - 1)[: len(tokens)]
+    def changes(self, most: int) -> tuple[np.ndarray, np.ndarray]:
+        """Up to `most` rows, and the tokens that should have them: int64 [n] each. They do once `made` is called."""
+        missing = np.flatnonzero((self._last_call > 0) & ~self._has_row)
+        tokens = missing[np.argsort(-self._last_call[missing], kind="stable")][: min(most, len(self._token_of))]
+        if not len(tokens):
+            return tokens, tokens
+        last_call = self._last_call[self._token_of]
+        rows = np.argpartition(last_call * len(self._has_row) - self._token_of, len(tokens) - 1)[: len(tokens)]
+        rows = rows[np.argsort(last_call[rows], kind="stable")]
+        is_gain = last_call[rows] < self._last_call[tokens]
+        return rows[is_gain], tokens[is_gain]
+
+    def made(self, rows: np.ndarray, tokens: np.ndarray) -> None:
+        """The rows stand for these tokens from now on."""
         self._has_row[self._token_of[rows]] = False
         self._has_row[tokens] = True
         self._token_of[rows] = tokens
-        for token in tokens:
-            del self._missing[token]
-        return [*zip(rows.tolist(), tokens, strict=True)]

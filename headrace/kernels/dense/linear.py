@@ -58,37 +58,33 @@ class LinearWeight:
         assert isinstance(quantised, Fp8Matrix)
         return LinearWeight(quantised) if has_product(quantised) else self
 
-    def rows(self, index: Tensor) -> Matrix:
-        """A copy of the rows with these numbers, int64 on the matrix's device."""
-        return select_rows(self._unpacked(), index)
+    @property
+    def is_packed(self) -> bool:
+        """True if its rows do not lie apart, as in float32 on a CPU."""
+        return self._is_packed
+
+    def rows(self, index: Tensor) -> Tensor:
+        """A copy of rows [n, in_features] with these numbers, int64 on its device. Neither if packed nor in FP8."""
+        assert isinstance(self._weight, Tensor) and not self._is_packed
+        return self._weight.index_select(0, index)
 
     def replace_rows(self, index: Tensor, rows: Tensor) -> None:
-        """Writes rows [n, in_features] in place of those with these numbers, for products captured before, too.
-
-        A weight in FP8 has a scale for each row.
-        """
-        if isinstance(self._weight, Fp8Matrix):
-            assert self._weight.row_group == 1 and not self._weight.has_blocks
-            quantised = quantise_matrix(rows)
-            self._weight.values.view(torch.uint8).index_copy_(0, index, quantised.values.view(torch.uint8))
-            self._weight.scales.index_copy_(0, index, quantised.scales)
-        elif self._is_packed:
-            plain = self._weight.to_dense().index_copy_(0, index, rows)
-            self._weight = torch.ops.mkldnn._reorder_linear_weight(plain)
-        else:
+        """Writes rows [n, in_features] in place of those with these numbers; captured products see them. Not if it is
+        packed; a weight in FP8 has a scale for each row."""
+        if isinstance(self._weight, Tensor):
+            assert not self._is_packed
             self._weight.index_copy_(0, index, rows)
+            return
+        assert self._weight.row_group == 1 and not self._weight.has_blocks
+        quantised = quantise_matrix(rows)
+        self._weight.values.view(torch.uint8).index_copy_(0, index, quantised.values.view(torch.uint8))
+        self._weight.scales.index_copy_(0, index, quantised.scales)
 
     def of_rows(self, first: int, end: int) -> LinearWeight:
         """The product with these rows of the matrix alone, which in 16 bits stays where it is."""
         if isinstance(self._weight, Fp8Matrix):
             return LinearWeight(select_rows(self._weight, torch.arange(first, end)))
-        plain = self._unpacked()
-        assert isinstance(plain, Tensor)
-        return LinearWeight(plain[first:end])
-
-    def _unpacked(self) -> Matrix:
-        weight = self._weight
-        return weight.to_dense() if self._is_packed and isinstance(weight, Tensor) else weight
+        return LinearWeight((self._weight.to_dense() if self._is_packed else self._weight)[first:end])
 
     @property
     def device(self) -> torch.device:

@@ -12,8 +12,8 @@
 
 Contract  every program of an overlapped kernel waits, even one with nothing to do: the wait of the next kernel is for
           this one alone, and must imply that all earlier kernels have ended. What is read before the wait was written
-          before the last ordinary launch, or by no kernel: weights, and the index tensors of a step, which are made
-          before its embedding (dense/embed.py)
+          before the last ordinary launch, or by no kernel: weights (a head that drafts changes by ordinary launches),
+          and the index tensors of a step, which are made before its embedding (dense/embed.py)
 Source    CUDA programming guide, "Programmatic Dependent Launch and Synchronization"; PTX `griddepcontrol`
 """
 
