@@ -71,7 +71,7 @@ class MtpDrafts:
         return self._ahead
 
     def took(self, sequence: Sequence) -> None:
-        """As `LayerDrafts.took`. Before its first draft all of it is noted, not yet."""
+        """As `LayerDrafts.took`. Before its first draft nothing is noted: that notes all."""
         if self._vocabulary is not None and sequence.num_noted:
             self._note(sequence)
 
