@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from headrace.cache.tails import BehindCheck, TailStep
+from headrace.cache.tails import TailStep
 from headrace.engine.mixed_inputs import MixedInputs
 from headrace.engine.runner import ModelRunner
 from headrace.engine.verify_inputs import VerifyInputs
@@ -23,12 +23,12 @@ from headrace.models.weights import load_config, load_model, random_model
 from headrace.request import Request
 from headrace.speculation.config import SpeculationConfig
 from headrace.speculation.draft_count import FixedCount, Offer, StepPrice
+from tests.support.engine.checks import LENGTHS_BEFORE, behind_a_check, drafted
 from tests.support.engine.drafters import ANSWER, MTP_DRAFTS, RANDOM, ROOMY, together
 from tests.support.engine.driving import request, small_engine
 from tests.support.engine.interpreted import (
     BLOCKS_EACH,
     assert_same_memory,
-    blocks_of,
     capture_all,
     forget_all,
     step,
@@ -75,12 +75,6 @@ def runners_behind(lengths: tuple[int, ...], model: HybridModel) -> tuple[ModelR
     return plain, ours
 
 
-def drafted(sequence: int, tokens: list[int], start: int, written: int | None = None, dst: int = 11) -> SequenceInput:
-    """A token and its drafts behind the state in its slot; the state after `written` tokens goes to `dst`."""
-    tail, slots = TailStep(sequence, start, written), (sequence, sequence if written is None else dst)
-    return SequenceInput(tokens, start, blocks_of(sequence), *slots, num_logits=len(tokens), tail=tail)
-
-
 def assert_same_step(
     ours: ModelRunner, inputs: list[SequenceInput], plain: ModelRunner, known: list[SequenceInput]
 ) -> None:
@@ -122,37 +116,10 @@ def test_a_check_and_chunks_in_one_pass_equal_a_plain_step_row_for_row_and_state
 @pytest.mark.parametrize("model", ["qwen35", "nemotron_h_moe"], indirect=True)
 @torch.inference_mode()
 def test_a_check_behind_another_one_and_a_chunk_in_one_pass_find_their_places(model: HybridModel) -> None:
-    """Behind two right drafts that reach a written state, and behind none, with drafts that the device alone knows."""
-    plain, ours = runners_behind((14, 14, 15), model)
-    first = [
-        drafted(0, [1, 2, 3, 4], 14, written=16, dst=8),
-        drafted(1, [5, 6, 7], 14, written=16, dst=9),
-        drafted(2, [8], 15, written=16, dst=2),
-    ]
-    for runner in (plain, ours):
-        runner.forward(first)
-    assert ours._sources is not None
-    ours._drawn[:8] = torch.tensor([2, 3, 40, 41, 42, 43, 44, 45])
-    ours._sources.num_right[:3] = torch.tensor([0, 2, 0])
-    ours._sources.drafted[1, :3] = torch.tensor([50, 51, 52])
+    plain, ours = runners_behind(LENGTHS_BEFORE, model)
+    behind, known = behind_a_check((plain, ours), ours)
     chunk = step(3, random_prompt(20, seed=4), 0, 9, None, 3)
-    behind = [
-        SequenceInput([0, 0, 0], 15, blocks_of(0), 0, 10, num_logits=3, future_token=0, future_drafts=1,
-                      tail=TailStep(0, 14, None), behind=BehindCheck(1, 3, 16, 8)),
-        SequenceInput([0, 0], 15, blocks_of(1), 1, 11, num_logits=2, future_token=4, future_drafts=1,
-                      tail=TailStep(1, 14, None), behind=BehindCheck(0, 2, 16, 9)),
-        SequenceInput([0], 16, blocks_of(2), 2, 2, future_token=7, tail=TailStep(2, 16, None)),
-        chunk,
-    ]  # fmt: skip
-    known = [
-        drafted(0, [40, 50, 51], 17),
-        drafted(1, [42, 50], 15, written=16),
-        drafted(2, [45], 16),
-        chunk,
-    ]
-    known[0] = replace(known[0], src_slot=8, dst_slot=10, tail=TailStep(0, 16, None))
-    known[1] = replace(known[1], tail=TailStep(1, 14, 16))
-    assert_same_step(ours, behind, plain, known)
+    assert_same_step(ours, [*behind, chunk], plain, [*known, chunk])
 
 
 # ------------------------------------------------------------ answers

@@ -8,16 +8,17 @@ import pytest
 import torch
 
 from headrace.cache.layout import AttentionGroup, CacheLayout, StateGroup
-from headrace.cache.tails import BehindCheck, TailStep
+from headrace.cache.tails import TailStep
 from headrace.engine.draft_passes import DraftStart, draft_tokens
 from headrace.engine.graphs import checked_sizes
 from headrace.engine.runner import ModelRunner
 from headrace.engine.verify_inputs import VerifyInputs
 from headrace.forward.memory import CacheMemory
-from headrace.forward.sequence_input import SequenceInput, known_place
+from headrace.forward.sequence_input import known_place
 from headrace.kernels.attention.decode import PagedContexts
 from headrace.kernels.sampling.checked_rows import CheckSources
 from headrace.models.weights import load_model
+from tests.support.engine.checks import LENGTHS_BEFORE, behind_a_check, drafted
 from tests.support.engine.interpreted import (
     BLOCKS_EACH,
     assert_same_memory,
@@ -58,12 +59,6 @@ def runners_behind(lengths: tuple[int, ...], path: Path) -> tuple[ModelRunner, M
     return plain, ours
 
 
-def drafted(sequence: int, tokens: list[int], start: int, written: int | None = None, dst: int = 11) -> SequenceInput:
-    """A token and its drafts behind the state in its slot; the state after `written` tokens goes to `dst`."""
-    tail, slots = TailStep(sequence, start, written), (sequence, sequence if written is None else dst)
-    return SequenceInput(tokens, start, blocks_of(sequence), *slots, num_logits=len(tokens), tail=tail)
-
-
 @pytest.mark.slow
 @torch.inference_mode()
 def test_a_captured_check_equals_a_plain_one_row_for_row_and_state_for_state(with_layer: Path) -> None:
@@ -96,33 +91,8 @@ def test_a_captured_check_equals_a_plain_one_row_for_row_and_state_for_state(wit
 @pytest.mark.slow
 @torch.inference_mode()
 def test_a_check_behind_another_one_finds_its_places(with_layer: Path) -> None:
-    """Behind two right drafts that reach a written state, behind none that do, and behind a token without drafts."""
-    plain, ours = runners_behind((14, 14, 15), with_layer)
-    first = [
-        drafted(0, [1, 2, 3, 4], 14, written=16, dst=8),
-        drafted(1, [5, 6, 7], 14, written=16, dst=9),
-        drafted(2, [8], 15, written=16, dst=2),
-    ]
-    for runner in (plain, ours):
-        runner.forward(first)
-    assert ours._sources is not None
-    drawn = torch.tensor([2, 3, 40, 41, 42, 43, 44, 45])
-    ours._drawn[:8] = drawn
-    ours._sources.num_right[:3] = torch.tensor([0, 2, 0])
-    ours._sources.drafted[1, :3] = torch.tensor([50, 51, 52])
-    behind = [
-        SequenceInput([0, 0, 0], 15, blocks_of(0), 0, 10, num_logits=3, future_token=0, future_drafts=1,
-                      tail=TailStep(0, 14, None), behind=BehindCheck(1, 3, 16, 8)),
-        SequenceInput([0, 0], 15, blocks_of(1), 1, 11, num_logits=2, future_token=4, future_drafts=1,
-                      tail=TailStep(1, 14, None), behind=BehindCheck(0, 2, 16, 9)),
-        SequenceInput([0], 16, blocks_of(2), 2, 2, future_token=7, tail=TailStep(2, 16, None)),
-    ]  # fmt: skip
-    known = [
-        replace(behind[0], tokens=[40, 50, 51], start=17, src_slot=8, tail=TailStep(0, 16, None)),
-        replace(behind[1], tokens=[42, 50], start=15, tail=TailStep(1, 14, 16)),
-        replace(behind[2], tokens=[45]),
-    ]
-    known = [replace(entry, future_token=None, future_drafts=None, behind=None) for entry in known]
+    plain, ours = runners_behind(LENGTHS_BEFORE, with_layer)
+    behind, known = behind_a_check((plain, ours), ours)
     assert [known_place(entry, right, 16).tail for entry, right in zip(behind[:2], (2, 0), strict=True)] == [
         entry.tail for entry in known[:2]
     ]
