@@ -220,7 +220,7 @@ class Setup:
         gc.collect()  # the engine before: its probe refers to it in a circle
         began_s = time.perf_counter()
         dtype = getattr(torch, config.model_dtype)
-        vocabulary = self.draft_vocabulary or None
+        vocabulary = self.draft_vocabulary
         model = random_model(self.config, dtype, self.device, with_mtp=num_drafts > 0, draft_vocabulary=vocabulary)
         built = engine_around(model, config, time.monotonic)
         keep_pauses_short()  # as a node does

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -195,16 +195,16 @@ def _packed_pool(memory: CacheMemory, sizes: PoolSizes) -> PackedPool | None:
 
 def _model(path: str, config: EngineConfig) -> HybridModel:
     dtype, speculation = getattr(torch, config.model_dtype), config.speculation
-    parts: dict[str, Any] = {
-        "with_mtp": speculation.drafter == MTP,
-        "draft_vocabulary": speculation.draft_vocabulary or None,
-        "quantization": config.quantization,
-    }
     try:
-        if config.load_format == "dummy":
-            shape = load_config(path)
-            return random_model(shape, dtype, config.device, **parts)
-        return load_model(path, dtype, config.device, **parts)
+        is_dummy = config.load_format == "dummy"
+        make = partial(random_model, load_config(path)) if is_dummy else partial(load_model, path)
+        return make(
+            dtype,
+            config.device,
+            with_mtp=speculation.drafter == MTP,
+            draft_vocabulary=speculation.draft_vocabulary,
+            quantization=config.quantization,
+        )
     except NoMtpLayer as error:
         raise ConfigError(f"speculation.drafter {MTP}: {error}; set drafter: ngram, suffix or none") from error
 

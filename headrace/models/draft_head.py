@@ -19,13 +19,13 @@ class DraftHead:
     has no such rows: it stays whole.
     """
 
-    def __init__(self, head: LinearWeight, num_rows: int | None = None) -> None:
+    def __init__(self, head: LinearWeight, num_rows: int = 0) -> None:
         """`num_rows`: of the tokens with the lowest ids, if that is less than all, and a multiple of 16 as products in
-        FP8 ask for; None: all."""
+        FP8 ask for; 0: all."""
         self._head = head
         self.ids: Tensor | None = None
-        rows, num_rows = head, head.out_features if num_rows is None else 16 * cdiv(num_rows, 16)
-        if num_rows < head.out_features and not head.is_packed:
+        rows, num_rows = head, 16 * cdiv(num_rows, 16)
+        if 0 < num_rows < head.out_features and not head.is_packed:
             self.ids = torch.arange(num_rows, device=head.device)
             rows = LinearWeight(head.rows(self.ids))
         self._rows = rows.in_fp8()

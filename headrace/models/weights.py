@@ -60,13 +60,13 @@ def load_model(
     device: str = "cpu",
     *,
     with_mtp: bool = False,
-    draft_vocabulary: int | None = None,
+    draft_vocabulary: int = 0,
     quantization: str | None = None,
 ) -> HybridModel:
     """The model in `path` (config.json and safetensors), cast to `dtype`, on `device`.
 
     with_mtp           also its MTP layer, which then has its place in each block; otherwise the layer is not read
-    draft_vocabulary   tokens that the layer chooses from at a time; None: all
+    draft_vocabulary   tokens that the layer chooses from at a time; 0: all
     quantization       fp8: matrices are quantised as they are read. None: they stay as they are stored
 
     Raises UnsupportedModel for an architecture or option that is not implemented, NoMtpLayer if there is none to load,
@@ -95,7 +95,7 @@ def random_model(
     device: str = "cpu",
     *,
     with_mtp: bool = False,
-    draft_vocabulary: int | None = None,
+    draft_vocabulary: int = 0,
     quantization: str | None = None,
 ) -> HybridModel:
     """A model of that shape with random weights, made on `device`; reads no file."""
@@ -113,7 +113,7 @@ def _assemble(
     weights: WeightSource,
     fingerprint: str,
     with_mtp: bool,
-    draft_vocabulary: int | None,
+    draft_vocabulary: int,
     quantization: str | None,
 ) -> HybridModel:
     if quantization is not None:
