@@ -14,6 +14,7 @@ import numpy as np
 from benchmarks.cluster.client import Answer, Client, fresh
 from benchmarks.router.workload import ChatShape
 from benchmarks.steady_part import SteadyPart
+from router.routing.plan import Objectives
 
 PROCESSES = 12
 START_S = 5.0  # until all processes have started
@@ -140,7 +141,8 @@ async def _run_part(part: _Part) -> ChatRun:
             run.begun_s.append(time.perf_counter())
             prompt = fresh(shape.first, (part.seed << 24) + (number << 8))
             for turn in range(shape.turns):
-                answer = await client.ask(prompt, shape.answer, token_gap_s=part.token_gap_s)
+                objectives = Objectives(shape.first_token_s(turn), part.token_gap_s)
+                answer = await client.ask(prompt, shape.answer, objectives=objectives)
                 run.turns.append(Turn(turn, len(prompt), answer))
                 prompt = [*prompt, *answer.tokens, *fresh(shape.new, (part.seed << 24) + (number << 8) + turn + 1)]
                 await asyncio.sleep(shape.think_s)

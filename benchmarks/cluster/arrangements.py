@@ -6,12 +6,13 @@
     python3 -m benchmarks gpu-arrangements --shape qwen35-4b --drafts 0 --drafts 3 --one-by-one --state-share 0.25
     python -m benchmarks gpu-arrangements --device cpu --device cpu --model tiny_models/headrace-tiny-qwen3.5 --scale 16
 
-Does dividing the work pay at a bound on the gap between tokens? All clusters stand at the same time and take turns, or
-each starts in its turn (`--one-by-one`) and has the devices' memory to itself; each request names the gap as its
-objective. `undivided` is as many clusters of one node that does all, each with its part of the chats; with four GPUs
-`fixed` and `elastic` have two nodes of each role. Nodes of the role prefill have chunks of their own: only prompts wait
-for their steps. After the measured rows come the same arrangements in the simulator, with the step costs and links that
-these nodes have measured about themselves.
+Does dividing the work pay at a bound on the gap between tokens? All clusters stand at the same time and take turns,
+or each starts in its turn (`--one-by-one`) and has the devices' memory to itself; each request names the gap as its
+objective, and with `--later-first-ms` each turn but a chat's first one a time to its first token. `undivided` is as
+many clusters of one node that does all, each with its part of the chats; with four GPUs `fixed` and `elastic` have
+two nodes of each role. Nodes of the role prefill have chunks of their own: only prompts wait for their steps. After
+the measured rows come the same arrangements in the simulator, with the step costs and links that these nodes have
+measured about themselves.
 
 With `--drafts 3` all nodes have `speculation: {drafter: mtp, max_drafts: 3, count: auto}`, so the shape needs an MTP
 layer (qwen35-4b). Which drafts are right is pinned (benchmarks/pinned_drafts.py): 3.39 tokens a step where all 3 are
@@ -59,7 +60,7 @@ LOADS = {
 }
 """By name: those of docs/benchmarks.md; of each the last 300 chats are measured."""
 HEADER = table_header(
-    "load", "gap", "arrangement", "req/s", "of undivided", "of no drafts", "tokens a step", "cached %",
+    "load", "gap / later first", "arrangement", "req/s", "of undivided", "of no drafts", "tokens a step", "cached %",
     "first turns p50 / p95 ms", "later p50 / p95 ms", "gaps p50 / p95 / p99 ms", "ways",
 )  # fmt: skip
 
@@ -68,9 +69,10 @@ HEADER = table_header(
 class Row:
     """One arrangement, measured or simulated. Times in seconds.
 
-    undivided       rate of the undivided nodes with as many drafts
-    without         rate of the same arrangement without drafts; None: it has none, or that was not measured
-    tokens_a_step   of a sequence
+    undivided             rate of the undivided nodes with as many drafts
+    without               rate of the same arrangement without drafts; None: it has none, or that was not measured
+    tokens_a_step         of a sequence
+    later_first_token_s   that each later turn asked for
     """
 
     load: str
@@ -85,16 +87,21 @@ class Row:
     later_turns_s: Sequence[float]
     gaps_s: Sequence[float]
     ways: str = ""
+    later_first_token_s: float | None = None
 
     def __str__(self) -> str:
-        gap = "any" if self.token_gap_s is None else f"{1e3 * self.token_gap_s:g} ms"
+        asked = f"{_asked(self.token_gap_s)} / {_asked(self.later_first_token_s)}"
         rate = self.requests_per_s
         ratios = (_cell(None if base is None else rate / base) for base in (self.undivided, self.without))
         cached, tokens = f"{100 * self.cached_share:.1f}", _cell(self.tokens_a_step)
         times = (
             " / ".join(f"{1e3 * t:.1f}" for t in each) for each in (self.first_turns_s, self.later_turns_s, self.gaps_s)
         )
-        return table_row(self.load, gap, self.name, f"{rate:.2f}", *ratios, tokens, cached, *times, self.ways)
+        return table_row(self.load, asked, self.name, f"{rate:.2f}", *ratios, tokens, cached, *times, self.ways)
+
+
+def _asked(objective_s: float | None) -> str:
+    return "any" if objective_s is None else f"{1e3 * objective_s:g} ms"
 
 
 def _cell(value: float | None) -> str:
@@ -128,6 +135,10 @@ class Work:
     chats: ChatShape
     token_gap_s: float | None
 
+    def asking(self, later_first_ms: float) -> Work:
+        """The same with an objective for the first token of later turns; 0: none."""
+        return replace(self, chats=replace(self.chats, later_first_token_s=later_first_ms / 1e3 or None))
+
 
 @dataclass
 class Comparison:
@@ -155,6 +166,7 @@ class Comparison:
         return Row(
             work.load, work.token_gap_s, contender.name, figures.requests_per_s, undivided, without, tokens_a_step,
             figures.cached_share, figures.first_turns_s, figures.later_turns_s, figures.gaps_s, ways,
+            work.chats.later_first_token_s,
         )  # fmt: skip
 
     def simulated(self, chunks: Chunks) -> Iterator[Row]:
@@ -196,6 +208,7 @@ def simulated_row(
         (mean(lambda twin: twin.first_turns.p50), mean(lambda twin: twin.first_turns.p95)),
         (mean(lambda twin: twin.later_turns.p50), mean(lambda twin: twin.later_turns.p95)),
         (mean(lambda twin: twin.gaps.p50), mean(lambda twin: twin.gaps.p95), mean(lambda twin: twin.gaps.p99)),
+        later_first_token_s=work.chats.later_first_token_s,
     )  # fmt: skip
 
 
@@ -245,6 +258,7 @@ def works(load: str, gaps_ms: Sequence[float], total: int | None, scale: int = 1
 def main(
     load: Annotated[list[str], typer.Option(help=f"NAME[:GAP_MS[:CHATS]] of {', '.join(LOADS)}")] = ["48 chats"],  # noqa: B006
     gap_ms: Annotated[list[float], typer.Option(help="the objective between two tokens; 0: none")] = [10.0],  # noqa: B006
+    later_first_ms: Annotated[float, typer.Option(help="that of later turns for their first token; 0: none")] = 0.0,
     kind: Annotated[list[str], typer.Option(help=f"of {', '.join(KINDS)}")] = [*KINDS],  # noqa: B006
     drafts: Annotated[list[int], typer.Option(help="of a sequence in a step at most; 0: none")] = [0],  # noqa: B006
     device: Annotated[list[str], typer.Option(help="of one node each; two or four")] = ["cuda:0", "cuda:1"],  # noqa: B006
@@ -263,7 +277,7 @@ def main(
     """Agents' chats on GPUs: undivided, one of each role, elastic."""
     end_on_sigterm()
     deadline_s = time.perf_counter() + deadline
-    asked = [work for each in load for work in works(each, gap_ms, chats, scale)]
+    asked = [work.asking(later_first_ms) for each in load for work in works(each, gap_ms, chats, scale)]
     chunks, caches = Chunks(prefill_chunk_tokens, chunk_tokens), Caches(cache_gib, state_share)
     contenders = {
         each: clusters_of(each, device, caches, chunks)

@@ -11,10 +11,12 @@ import random
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby, pairwise
 from typing import Any
 from urllib.parse import urlsplit
+
+from router.routing.plan import NO_OBJECTIVES, Objectives
 
 LINE_LIMIT = 1 << 20
 SETTLE_S = 0.5  # before a prompt comes again: the router has by then received what the nodes hold
@@ -82,9 +84,9 @@ class Client:
         prompt: Sequence[int],
         num_tokens: int,
         checkpoint_at: Sequence[int] = (),
-        token_gap_s: float | None = None,
+        objectives: Objectives = NO_OBJECTIVES,
     ) -> Answer:
-        return await self._send(body_of(prompt, num_tokens, checkpoint_at, token_gap_s), num_tokens)
+        return await self._send(body_of(prompt, num_tokens, checkpoint_at, objectives), num_tokens)
 
     async def load(self, prompt_tokens: int, num_tokens: int, at_once: int, total: int, seed: int) -> Load:
         """A closed loop: as one answer ends, the next prompt is sent. `at_once` more prompts warm it up."""
@@ -143,7 +145,7 @@ def fresh(num_tokens: int, seed: int) -> list[int]:
 
 
 def body_of(
-    prompt: Sequence[int], num_tokens: int, checkpoint_at: Sequence[int] = (), token_gap_s: float | None = None
+    prompt: Sequence[int], num_tokens: int, checkpoint_at: Sequence[int] = (), objectives: Objectives = NO_OBJECTIVES
 ) -> bytes:
     """A greedy request that ignores the end of sequence and asks for a report."""
     return json.dumps(
@@ -158,7 +160,7 @@ def body_of(
             "headrace": {
                 "report": True,
                 "checkpoint_at": list(checkpoint_at),
-                "objectives": {"token_gap_s": token_gap_s},
+                "objectives": asdict(objectives),
             },
         }
     ).encode()

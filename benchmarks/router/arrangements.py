@@ -31,6 +31,7 @@ LINK = LinkCosts(latency_s=0.5e-3, bytes_per_s=28e9)
 def main(
     load: Annotated[list[str], typer.Option(help=f"NAME[:GAP_MS[:CHATS]] of {', '.join(LOADS)}")] = ["48 chats"],  # noqa: B006
     gap_ms: Annotated[list[float], typer.Option(help="the objective between two tokens; 0: none")] = [10.0],  # noqa: B006
+    later_first_ms: Annotated[float, typer.Option(help="that of later turns for their first token; 0: none")] = 0.0,
     kind: Annotated[list[str], typer.Option(help=f"of {', '.join(KINDS)}")] = [*KINDS],  # noqa: B006
     chats: Annotated[int | None, typer.Option(help="in all, instead of the load's own number")] = None,
     nodes: Annotated[int, typer.Option(help="in all: two, four, ...")] = 2,
@@ -78,7 +79,7 @@ def main(
     measured = Measured(costs, prefill_costs, LINK, NODE_BLOCKS, NODE_STATES)
     chunks = Chunks(prefill_chunk_tokens, chunk_tokens)
     print(HEADER, flush=True)
-    for work in [work for each in load for work in works(each, gap_ms, chats)]:
+    for work in [work.asking(later_first_ms) for each in load for work in works(each, gap_ms, chats)]:
         undivided: float | None = None
         for name in kind:
             row = simulated_row(work, name, nodes, measured, chunks, undivided, turn if hosts else NO_HOST)

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from benchmarks.steady_part import SteadyPart
 from headrace.cache.types import PrefixKey
+from router.routing.plan import NO_OBJECTIVES, Objectives
 
 TRACE_BLOCK_TOKENS = 512
 
@@ -18,8 +19,9 @@ TRACE_BLOCK_TOKENS = 512
 class Arrival:
     """A request.
 
-    keys    of the full blocks of the prompt and, where it is known, of the answer
-    chat    number of its chat, and of its turn in it from 0 on; in a trace each request is a chat
+    keys         of the full blocks of the prompt and, where it is known, of the answer
+    chat         number of its chat, and of its turn in it from 0 on; in a trace each request is a chat
+    objectives   that it names itself
     """
 
     at_s: float
@@ -28,6 +30,7 @@ class Arrival:
     keys: Sequence[PrefixKey]
     chat: int
     turn: int = 0
+    objectives: Objectives = NO_OBJECTIVES
 
 
 class Workload(Protocol):
@@ -94,13 +97,14 @@ class MooncakeTrace:
 class ChatShape:
     """Agents' chats: a long first turn, then short ones.
 
-    at_once   chats at any time
-    first     tokens of the first turn's prompt
-    new       tokens that each later turn adds to what was said
-    answer    tokens of each answer
-    turns     of a chat
-    total     chats in all
-    think_s   from an answer's end to the next turn's arrival at the router
+    at_once               chats at any time
+    first                 tokens of the first turn's prompt
+    new                   tokens that each later turn adds to what was said
+    answer                tokens of each answer
+    turns                 of a chat
+    total                 chats in all
+    think_s               from an answer's end to the next turn's arrival at the router
+    later_first_token_s   objective that each turn but the first one names; None: none
     """
 
     at_once: int = 48
@@ -110,6 +114,11 @@ class ChatShape:
     turns: int = 8
     total: int = 480
     think_s: float = 0.005
+    later_first_token_s: float | None = None
+
+    def first_token_s(self, turn: int) -> float | None:
+        """The objective that a turn names; they are counted from 0 on."""
+        return self.later_first_token_s if turn else None
 
 
 class Chats:
@@ -152,7 +161,8 @@ class Chats:
         keys = self._keys[chat]
         for index in range(len(keys), (num_tokens + self._shape.answer) // self.block_size):
             keys.append(_key(chat << 32 | index))
-        return Arrival(now_s, num_tokens, self._shape.answer, tuple(keys), chat, turn)
+        objectives = Objectives(first_token_s=self._shape.first_token_s(turn))
+        return Arrival(now_s, num_tokens, self._shape.answer, tuple(keys), chat, turn, objectives)
 
 
 def _key(number: int) -> PrefixKey:

@@ -40,7 +40,19 @@ def test_devices_that_leave_one_without_its_other_role_are_refused(num_devices: 
 def test_a_row_says_that_its_drafts_are_pinned_and_compares_the_same_arrangement_without() -> None:
     name = Contender("elastic", 3).name
     row = Row("48 chats", 0.012, name, 30.0, 25.0, 20.0, 2.9, 0.8, (1.0, 2.0), (0.1, 0.2), (0.01, 0.02, 0.03))
-    assert str(row).startswith("| 48 chats | 12 ms | elastic, 3 drafts pinned | 30.00 | 1.20 | 1.50 | 2.90 |")
+    assert str(row).startswith("| 48 chats | 12 ms / any | elastic, 3 drafts pinned | 30.00 | 1.20 | 1.50 | 2.90 |")
+
+
+def test_a_row_says_what_later_turns_asked_for() -> None:
+    times = (1.0, 2.0), (0.1, 0.2), (0.01, 0.02, 0.03)
+    row = Row("48 chats", None, "elastic", 30.0, 25.0, None, 1.0, 0.8, *times, later_first_token_s=0.3)
+    assert str(row).startswith("| 48 chats | any / 300 ms | elastic | 30.00 |")
+
+
+def test_works_ask_for_the_first_token_of_later_turns() -> None:
+    (work,) = works("48 chats:10", [], None)
+    assert work.chats.later_first_token_s is None and work.asking(0.0) == work
+    assert work.asking(300.0).chats.later_first_token_s == 0.3
 
 
 def test_each_step_of_a_sequence_gives_a_token_and_its_accepted_drafts() -> None:

@@ -1,6 +1,9 @@
 """The simulated cluster: every request ends once, caches stay sound, and hits are those of the real cache code."""
 
 import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,8 @@ from benchmarks.router.work import NodeShape
 from benchmarks.router.workload import TRACE_BLOCK_TOKENS, Chats, ChatShape, MooncakeTrace
 from headrace.cache.checkpoints import checkpoint_policy
 from headrace.step_costs import StepCosts
-from router.routing.plan import Objectives
+from router.routing.candidates import Candidate
+from router.routing.plan import Objectives, Plan, RoutedRequest
 from router.routing.policies.by_name import POLICIES
 
 B = TRACE_BLOCK_TOKENS
@@ -77,6 +81,19 @@ def test_a_gap_asked_for_has_first_tokens_wait_for_the_second() -> None:
     plain, held = result(None), result(1.0)
     assert held.gaps.p99 < 0.8 * plain.gaps.p99
     assert held.later_turns.p50 - plain.later_turns.p50 == pytest.approx(plain.gaps.p99, rel=0.3)
+
+
+def test_later_turns_name_their_time_to_the_first_token_beside_the_clusters_gap() -> None:
+    named: dict[int, set[Objectives]] = defaultdict(set)
+
+    class Noting:
+        def choose(self, request: RoutedRequest, candidates: Sequence[Candidate]) -> Plan | None:
+            named[min(1, request.num_tokens // (CHATS.first + 1))].add(request.objectives)
+            return POLICIES["predicted"].choose(request, candidates)
+
+    asked, chats = Objectives(token_gap_s=0.01), Chats(replace(CHATS, later_first_token_s=0.3), 64)
+    SimulatedCluster(arrangement("1P1D", shape(64, is_hybrid=True)), Noting(), chats, asked).run()
+    assert named == {0: {asked}, 1: {Objectives(first_token_s=0.3, token_gap_s=0.01)}}
 
 
 def test_hits_of_a_trace_are_predicted_and_served(trace: Path) -> None:
