@@ -80,9 +80,10 @@ def draft_tokens(model: HybridModel, memory: CacheMemory, starts: Sequence[Draft
 
 
 class CapturedDrafts:
-    """`draft_tokens` by a captured pass for each draft position of each of a few numbers of sequences.
+    """`draft_tokens` by a captured pass for each draft position of each of a few numbers of sequences, or for all
+    positions behind a check.
 
-    A replay reads a token, position and vector of each row, and leaves its draft where the next position's reads it,
+    A pass reads a token, position and vector of each row, and leaves its draft where the next position's reads it,
     with the position and vector that it begins with. Rows behind their last draft, and padding, see nothing and write
     to the scratch block.
 
@@ -114,9 +115,11 @@ class CapturedDrafts:
         self._load((), most)  # captures run on padding, and this compiles the kernels of `_load` and `draft_ahead`
         self._passes: dict[int, list[Captured]] = {}
         self._beginnings: dict[int, Captured] = {}
+        self._whole: dict[int, Captured] = {}
         for size in reversed(self.sizes):  # the largest first, as in `CapturedPasses`
             self._passes[size] = [capture(partial(self._pass, size, place)) for place in range(self._drafted.shape[1])]
             self._beginnings[size] = capture(partial(self._begin, size))
+            self._whole[size] = capture(partial(self._begin_and_pass, size))
 
     def fits(self, starts: Sequence[DraftStart]) -> bool:
         return len(starts) <= self.sizes[-1] and all(
@@ -150,6 +153,9 @@ class CapturedDrafts:
         rows = self._checked.packed(starts, size, num_passes)
         width = max(cdiv(start.num_tokens(num_passes), self._block_size) for start in starts)
         self._unpack(rows, starts, width, self._checked.fields(size))
+        if num_passes == self._drafted.shape[1]:
+            self._whole[size].replay()
+            return DraftsAhead(self._drafted[:n], starts)
         self._beginnings[size].replay()
         return DraftsAhead(self._run(size, n, num_passes), starts)
 
@@ -189,8 +195,22 @@ class CapturedDrafts:
             numbers[rows.size :] = self._host_table.rows(starts, width).reshape(-1)
             unpack(packed, destination, self._table[:n, :width])
 
+    def _begin_and_pass(self, size: int) -> Tensor:
+        """All drafts of the checked sequences; returns the last ones. One graph, as each begins 8 us after another."""
+        self._begin(size)
+        hidden = self._hidden[:size]
+        for place in range(self._drafted.shape[1]):
+            hidden = self._draft(size, place, hidden)
+        return self._drafted[:size, -1]
+
     def _pass(self, size: int, place: int) -> Tensor:
         """The draft of each row that so many stand before; returns them."""
+        self._hidden[:size].copy_(self._draft(size, place, self._hidden[:size]))
+        return self._drafted[:size, place]
+
+    def _draft(self, size: int, place: int, previous: Tensor) -> Tensor:
+        """Writes the draft of each row that so many stand before; returns the layer's vectors, of which the next ones
+        are made."""
         tokens, next_positions, ends, _ = self._starts(size)
         if place:
             tokens = self._drafted[:size, place - 1]
@@ -208,8 +228,6 @@ class CapturedDrafts:
             logit_rows=None,
             last_token_queries=None,
         )
-        hidden = self._model.draft_hidden(batch, self._memory, self._hidden[:size])
-        drafts = self._drafted[:size, place]
-        self._model.best_drafts(hidden, drafts)
-        self._hidden[:size].copy_(hidden)
-        return drafts
+        hidden = self._model.draft_hidden(batch, self._memory, previous)
+        self._model.best_drafts(hidden, self._drafted[:size, place])
+        return hidden

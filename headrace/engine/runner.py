@@ -178,7 +178,7 @@ class ModelRunner:
         self._drawn.copy_(drawn)
         if self.model.mtp is not None:
             sizes = sizes_up_to(max_sequences, BATCH_SIZES)
-            to_draft = capture or CudaCapture("draft", (max_drafts + 1) * len(sizes))
+            to_draft = capture or CudaCapture("draft", (max_drafts + 2) * len(sizes))
             self._drafts = CapturedDrafts(self.model, self.memory, sources, sizes, max_tokens, to_draft)
             self._sources = sources
 

@@ -98,7 +98,20 @@ def test_a_node_captures_every_kind_of_pass_for_each_size(captured) -> None:
     assert passes.keys() == KINDS
     for kind in KINDS - {"draft"}:
         assert len(set(passes[kind])) == len(passes[kind]), kind
-    assert [rows for rows, *_ in passes["draft"]] == [4, 4, 2, 2, 1, 1]  # for each of two draft positions
+    assert [rows for rows, *_ in passes["draft"]] == [
+        4,
+        4,
+        4,
+        4,
+        2,
+        2,
+        2,
+        2,
+        1,
+        1,
+        1,
+        1,
+    ]  # two draft positions, and both behind a check
     assert [rows for rows, *_ in passes["decode"]] == [4, 2, 1]
     assert [(rows, each) for rows, _, each, _ in passes["draft check"]] == [
         *((12, 3), (6, 3), (3, 3)),

@@ -91,8 +91,9 @@ def num_behind(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return numbers
 
 
+@pytest.mark.parametrize("num_passes", [2, MTP_DRAFTS.max_drafts])  # one replay each, and one for all
 @torch.inference_mode()
-def test_passes_begin_behind_the_drafts_that_were_right(trained: Path) -> None:
+def test_passes_begin_behind_the_drafts_that_were_right(num_passes: int, trained: Path) -> None:
     """All of three, one of two, and none of one, whose blocks end soon."""
     runners = []
     for _ in range(2):
@@ -123,13 +124,13 @@ def test_passes_begin_behind_the_drafts_that_were_right(trained: Path) -> None:
     ours._drawn[:9] = drawn
     starts = [CheckedSequence(entry, first, 64) for entry, first in zip(inputs, (0, 4, 7), strict=True)]
     starts[2] = replace(starts[2], num_covered=12)
-    made = ours.draft_ahead(starts, 3)
+    made = ours.draft_ahead(starts, num_passes)
     expected = draft_tokens(
         plain.model,
         plain.memory,
         [
-            DraftStart(50, 14 + 4, blocks_of(0), plain.memory.ring_place(0, 14 + 3), 3),
-            DraftStart(51, 30 + 2, blocks_of(1), plain.memory.ring_place(1, 30 + 1), 3),
+            DraftStart(50, 14 + 4, blocks_of(0), plain.memory.ring_place(0, 14 + 3), num_passes),
+            DraftStart(51, 30 + 2, blocks_of(1), plain.memory.ring_place(1, 30 + 1), num_passes),
             DraftStart(53, 9 + 1, blocks_of(2), plain.memory.ring_place(2, 9), 2),
         ],
     )
