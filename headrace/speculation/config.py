@@ -38,7 +38,7 @@ class SpeculationConfig:
     count: str = "auto"
     max_drafts: int = 3
     answer_bytes: int = 64 << 20
-    draft_vocabulary: int = 1 << 16
+    draft_vocabulary: int = 1 << 15
 
     def __post_init__(self) -> None:
         refuse(

@@ -26,7 +26,7 @@ from operator import mul
 from typing import NamedTuple, Protocol
 
 GAIN = 1.02
-PROBE_SHARE = 0.01
+PROBE_SHARE = 0.005
 LATE_PROBE_SHARE = 0.002
 """The same of probes beyond the step's limit: of the gaps between tokens less than a hundredth is longer for them."""
 LOOK_TURNS = 8
