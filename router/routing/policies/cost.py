@@ -37,6 +37,9 @@ second of theirs counts so much."""
 AHEAD_WEIGHT = 1.5
 """The same for prompts that go before it: they are done by then, and only those are delayed that come meanwhile.
 Measured on simulated chats (docs/routing.md)."""
+HOSTED_WEIGHT = 9.0
+"""The same for prompts at a node whose role is to compute them, and whose steps an answer makes short for as long as it
+lasts. Measured on simulated chats (docs/routing.md)."""
 WITHIN_GAP_WEIGHT = 0.25
 """A second of an answer's delay counts so much where a token gap is asked for: within it nobody minds much."""
 MOST_MEANT = 2.0
@@ -192,7 +195,7 @@ def answer_part(request: RoutedRequest, met: Meeting) -> AnswerPart:
             work_s = max(work_s, num_prompts * met.work_s)
         elif batch:  # one answer more costs prompts little where many are generated anyway: they share what all cost
             lost = max(lost_share(node, after, slowed_s, gap_s, each_s, work_s), lost / (batch + 1))
-        others_s += (PROMPT_WEIGHT if is_meant_for_prompts else 1.0) * num_prompts * lost * rest_s
+        others_s += (HOSTED_WEIGHT if is_meant_for_prompts else 1.0) * num_prompts * lost * rest_s
         if gap_s is None:
             others_s += STALL_WEIGHT * stalled_s / (number if number > SHORT_ANSWER_TOKENS else SHORT_ANSWER_TOKENS)
     copied_s = received_s(node, request.num_tokens - node.hit.attention_tokens)
