@@ -188,7 +188,7 @@ class SimulatedCluster:
             arrival.answer_tokens,
             needs_decode=arrival.answer_tokens > 1,
             waited_s=self.events.now_s - arrival.at_s,
-            objectives=arrival.objectives.over(self.objectives),
+            objectives=Objectives(arrival.first_token_s).over(self.objectives),
         )
         self._view.catch_up(self.events.now_s)
         candidates = self._view.candidates(arrival, self.events.now_s, avoided=outcome.avoided)

@@ -10,7 +10,6 @@ from typing import Protocol
 
 from benchmarks.steady_part import SteadyPart
 from headrace.cache.types import PrefixKey
-from router.routing.plan import NO_OBJECTIVES, Objectives
 
 TRACE_BLOCK_TOKENS = 512
 
@@ -19,9 +18,9 @@ TRACE_BLOCK_TOKENS = 512
 class Arrival:
     """A request.
 
-    keys         of the full blocks of the prompt and, where it is known, of the answer
-    chat         number of its chat, and of its turn in it from 0 on; in a trace each request is a chat
-    objectives   that it names itself
+    keys            of the full blocks of the prompt and, where it is known, of the answer
+    chat            number of its chat, and of its turn in it from 0 on; in a trace each request is a chat
+    first_token_s   objective that it names; None: none
     """
 
     at_s: float
@@ -30,7 +29,7 @@ class Arrival:
     keys: Sequence[PrefixKey]
     chat: int
     turn: int = 0
-    objectives: Objectives = NO_OBJECTIVES
+    first_token_s: float | None = None
 
 
 class Workload(Protocol):
@@ -161,8 +160,8 @@ class Chats:
         keys = self._keys[chat]
         for index in range(len(keys), (num_tokens + self._shape.answer) // self.block_size):
             keys.append(_key(chat << 32 | index))
-        objectives = Objectives(first_token_s=self._shape.first_token_s(turn))
-        return Arrival(now_s, num_tokens, self._shape.answer, tuple(keys), chat, turn, objectives)
+        first_token_s = self._shape.first_token_s(turn)
+        return Arrival(now_s, num_tokens, self._shape.answer, tuple(keys), chat, turn, first_token_s)
 
 
 def _key(number: int) -> PrefixKey:

@@ -7,7 +7,7 @@
 
 Shapes    positions and ends [B] int64, table [B, M] int32, contiguous in its rows. Returned: positions, blocks and
           offsets [B] int64, contexts [B] int32
-Contract  ends are within the table. An ordinary launch, the first of its graph
+Contract  ends are within the table. An ordinary launch: all before it has ended, the pass before too
 """
 
 from __future__ import annotations

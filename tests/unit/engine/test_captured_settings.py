@@ -98,20 +98,10 @@ def test_a_node_captures_every_kind_of_pass_for_each_size(captured) -> None:
     assert passes.keys() == KINDS
     for kind in KINDS - {"draft"}:
         assert len(set(passes[kind])) == len(passes[kind]), kind
+    a_pass_each_and_both_behind_a_check = 2 + 2
     assert [rows for rows, *_ in passes["draft"]] == [
-        4,
-        4,
-        4,
-        4,
-        2,
-        2,
-        2,
-        2,
-        1,
-        1,
-        1,
-        1,
-    ]  # two draft positions, and both behind a check
+        rows for rows in (4, 2, 1) for _ in range(a_pass_each_and_both_behind_a_check)
+    ]
     assert [rows for rows, *_ in passes["decode"]] == [4, 2, 1]
     assert [(rows, each) for rows, _, each, _ in passes["draft check"]] == [
         *((12, 3), (6, 3), (3, 3)),

@@ -125,19 +125,17 @@ def test_passes_begin_behind_the_drafts_that_were_right(num_passes: int, trained
     starts = [CheckedSequence(entry, first, 64) for entry, first in zip(inputs, (0, 4, 7), strict=True)]
     starts[2] = replace(starts[2], num_covered=12)
     made = ours.draft_ahead(starts, num_passes)
-    expected = draft_tokens(
-        plain.model,
-        plain.memory,
-        [
-            DraftStart(50, 14 + 4, blocks_of(0), plain.memory.ring_place(0, 14 + 3), num_passes),
-            DraftStart(51, 30 + 2, blocks_of(1), plain.memory.ring_place(1, 30 + 1), num_passes),
-            DraftStart(53, 9 + 1, blocks_of(2), plain.memory.ring_place(2, 9), 2),
-        ],
-    )
+    known = [
+        DraftStart(50, 14 + 4, blocks_of(0), plain.memory.ring_place(0, 14 + 3), num_passes),
+        DraftStart(51, 30 + 2, blocks_of(1), plain.memory.ring_place(1, 30 + 1), num_passes),
+        DraftStart(53, 9 + 1, blocks_of(2), plain.memory.ring_place(2, 9), 2),
+    ]
+    expected = draft_tokens(plain.model, plain.memory, known)
     assert made is not None
     ids = made.ids()
     assert [ids[0], ids[1], ids[2][:2]] == expected
     assert_same_memory(ours, plain)
+    assert ours.draft_tokens(known) == expected, "passes one by one begin where they are told to"
     # The next check may be about these, and the passes behind it read them where they are.
     tail = TailStep(0, 14, None)
     entry = SequenceInput([50, 0, 0], 18, blocks_of(0), 0, 0, num_logits=3, future_drafts=0, tail=tail)

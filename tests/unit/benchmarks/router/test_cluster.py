@@ -84,16 +84,16 @@ def test_a_gap_asked_for_has_first_tokens_wait_for_the_second() -> None:
 
 
 def test_later_turns_name_their_time_to_the_first_token_beside_the_clusters_gap() -> None:
-    named: dict[int, set[Objectives]] = defaultdict(set)
+    named: dict[bool, set[Objectives]] = defaultdict(set)  # by whether it is a later turn
 
     class Noting:
         def choose(self, request: RoutedRequest, candidates: Sequence[Candidate]) -> Plan | None:
-            named[min(1, request.num_tokens // (CHATS.first + 1))].add(request.objectives)
+            named[request.num_tokens > CHATS.first].add(request.objectives)
             return POLICIES["predicted"].choose(request, candidates)
 
     asked, chats = Objectives(token_gap_s=0.01), Chats(replace(CHATS, later_first_token_s=0.3), 64)
     SimulatedCluster(arrangement("1P1D", shape(64, is_hybrid=True)), Noting(), chats, asked).run()
-    assert named == {0: {asked}, 1: {Objectives(first_token_s=0.3, token_gap_s=0.01)}}
+    assert named == {False: {asked}, True: {Objectives(first_token_s=0.3, token_gap_s=0.01)}}
 
 
 def test_hits_of_a_trace_are_predicted_and_served(trace: Path) -> None:
