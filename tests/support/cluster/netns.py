@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -75,6 +76,8 @@ def two_namespaces() -> Iterator[tuple[Namespace, Namespace]]:
             _ip("-n", side.name, "address", "add", f"{side.address}/30", "dev", side.device)
             _ip("-n", side.name, "link", "set", side.device, "up")
             _ip("-n", side.name, "link", "set", "lo", "up")
+        for side in (left, right):
+            _wait_until_up(side)
         yield left, right
     finally:
         for side in (left, right):  # deleting a namespace deletes its end of the pair, and with it the other
@@ -125,6 +128,8 @@ def routed_namespaces() -> Iterator[tuple[Namespace, Namespace, Cut]]:
         _ip("-n", left.name, "address", "add", f"{nets}.80.1/30", "dev", f"{here}l")
         _ip("-n", left.name, "link", "set", f"{here}l", "up")
         _ip("route", "add", f"{left.address}/32", "via", f"{nets}.80.1", "dev", here)
+        for side in (left, right):
+            _wait_until_up(side)
         cut = Cut(middle)
         cut.mend()
         yield left, right, cut
@@ -175,6 +180,14 @@ def _link(name: str, device: str, address: str, other_name: str, other_device: s
     for namespace, end, its_address in ((name, device, address), (other_name, other_device, other_address)):
         _ip("-n", namespace, "address", "add", its_address, "dev", end)
         _ip("-n", namespace, "link", "set", end, "up")
+
+
+def _wait_until_up(side: Namespace) -> None:
+    """A device that was set up runs a moment later, on a busy machine up to a second, and UCX sees only what runs."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while " state UP " not in (shown := _ip("-n", side.name, "-o", "link", "show", "dev", side.device)):
+        assert time.monotonic() < deadline_s, f"{side.device} is not up after {PATIENCE_S:g} s: {shown}"
+        time.sleep(0.01)
 
 
 def _ip(*arguments: str) -> str:
@@ -231,6 +244,8 @@ def switched_hosts(count: int) -> Iterator[list[Host]]:
         _ip("-n", first.name, "address", "add", f"{nets}.80.1/30", "dev", f"{here}l")
         _ip("-n", first.name, "link", "set", f"{here}l", "up")
         _ip("route", "add", f"{first.address}/32", "via", f"{nets}.80.1", "dev", here)
+        for host in hosts:
+            _wait_until_up(host)
         yield hosts
     finally:
         for host in hosts:
