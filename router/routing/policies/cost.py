@@ -41,7 +41,11 @@ HOSTED_WEIGHT = 9.0
 """The same for prompts at a node whose role is to compute them, and whose steps an answer makes short for as long as it
 lasts. Measured on simulated chats (docs/routing.md)."""
 WITHIN_GAP_WEIGHT = 0.25
-"""A second of an answer's delay counts so much where a token gap is asked for: within it nobody minds much."""
+"""A second of an answer's delay counts so much where a token gap is asked for and leaves prompts little of a step:
+within it nobody minds much."""
+WHOLE_SHARE = 0.6
+"""From this share of a step on that a gap leaves to prompts, such a second counts whole: prompts make all answers take
+twice as long and more. Below it by the square of the share. Measured on simulated chats (docs/routing.md)."""
 MOST_MEANT = 2.0
 """Prompts that are taken to wait at a node whose role is to compute them, at the most, while few do: they will come.
 Fewer where they waited for little of the time lately, as in a queue that is busy for that share."""
@@ -140,7 +144,10 @@ def prompt_part(
     num_tokens = request.num_tokens - start
     steps = pace(node, load.num_decoding, load.context_tokens, gap_s, own_s / num_tokens)
     node_s = own_s + own_s / steps.step_work_s * costs.chunk_s
-    weight, stall_weight = (1.0, STALL_WEIGHT) if gap_s is None else (WITHIN_GAP_WEIGHT, 0.0)
+    weight, stall_weight = 1.0, STALL_WEIGHT
+    if gap_s is not None:
+        share = steps.step_work_s / (steps.step_work_s + steps.overhead_s) / WHOLE_SHARE
+        weight, stall_weight = max(WITHIN_GAP_WEIGHT, min(1.0, share * share)), 0.0
     answers = load.num_decoding + load.num_coming
     shortness = load.shortness * MOST_STALLED / answers if answers > MOST_STALLED else load.shortness
     delayed = weight * load.num_decoding + stall_weight * shortness
