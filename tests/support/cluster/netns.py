@@ -66,16 +66,10 @@ def two_namespaces() -> Iterator[tuple[Namespace, Namespace]]:
     left = Namespace(f"hr{pid}a", f"hr{pid}a0", "10.213.77.1")
     right = Namespace(f"hr{pid}b", f"hr{pid}b0", "10.213.77.2")
     try:
-        _ip("netns", "add", left.name)
-        _ip("netns", "add", right.name)
-        _ip(
-            "link", "add", left.device, "netns", left.name,
-            "type", "veth", "peer", "name", right.device, "netns", right.name,
-        )  # fmt: skip
         for side in (left, right):
-            _ip("-n", side.name, "address", "add", f"{side.address}/30", "dev", side.device)
-            _ip("-n", side.name, "link", "set", side.device, "up")
+            _ip("netns", "add", side.name)
             _ip("-n", side.name, "link", "set", "lo", "up")
+        _link(left.name, left.device, f"{left.address}/30", right.name, right.device, f"{right.address}/30")
         for side in (left, right):
             _wait_until_up(side)
         yield left, right
