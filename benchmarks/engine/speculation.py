@@ -9,7 +9,9 @@ trained layers ("golden"), and none at all under `auto`. Each shape drafts with 
 none, with one that is put together as Qwen's are, of its own widths and heads.
 
 `check` and `draft` are the device's milliseconds of the pass that checks drafts and of those that make them, launches
-and waits included: what is left is the host's, and not hidden. Pinning takes a kernel and a copy of that.
+and waits included: what is left is the host's, and not hidden. Pinning takes a kernel and a copy of that. `host` is all
+that the host does in a step, hidden or not. A row is the median round by its tokens a second, since one pause of the
+host is a good part of a round's half second.
 `states` is the part of a check in which states are written, by replaying it with and without: sequences stand at all
 places of a block, so that some of them write theirs.
 """
@@ -52,7 +54,7 @@ WARM_UP_STEPS = 48
 
 
 class Probe:
-    """Pins the drafts of an engine, and adds up the milliseconds of its checks and drafts."""
+    """Pins the drafts of an engine, and adds up the milliseconds of its checks and drafts, and of waits for tokens."""
 
     def __init__(self, built: BuiltEngine, device: str) -> None:
         self._runner = built.engine._runner
@@ -66,12 +68,14 @@ class Probe:
         self._runner.draft_tokens = self._drafted  # type: ignore[method-assign]
         self._runner.draft_ahead = self._drafted_ahead  # type: ignore[method-assign,assignment]
         self._pinned = PinnedDrafts(self._runner)  # around what is timed
+        self._launch_pinned = self._runner.launch
+        self._runner.launch = self._waited_for  # type: ignore[method-assign]
         self.reset(())
 
     def reset(self, shares: Sequence[float]) -> None:
         """Begins to count anew; drafts are right by these shares from now on, as in `RightDrafts`."""
         self._pinned.right = RightDrafts(shares)
-        self._waited_ms = 0.0
+        self._waited_ms = self.token_wait_ms = 0.0
         self._checks: list[tuple[Any, Any]] = []
         self._passes: list[tuple[Any, Any]] = []
 
@@ -95,6 +99,19 @@ class Probe:
         start = self._now()
         launched = self._launch(inputs, *rest)
         self._checks.append((start, self._now()))
+        return launched
+
+    def _waited_for(self, *step: Any) -> Launched:
+        launched = self._launch_pinned(*step)
+        ids = launched.drawn.ids
+
+        def timed_ids() -> list[int]:
+            began_s = time.perf_counter()
+            found = ids()
+            self.token_wait_ms += 1e3 * (time.perf_counter() - began_s)
+            return found
+
+        launched.drawn.ids = timed_ids  # type: ignore[method-assign]
         return launched
 
     def _drafted(self, starts: Any) -> list[list[int]]:
@@ -124,8 +141,9 @@ class Times:
     tokens_a_second: float
     step_ms: float
     tokens_a_step: float
-    check_ms: float = 0.0
-    draft_ms: float = 0.0
+    check_ms: float
+    draft_ms: float
+    host_ms: float
 
 
 def timed(built: BuiltEngine, probe: Probe, size: int, context: int, num_steps: int, shares: Sequence[float]) -> Times:
@@ -141,15 +159,24 @@ def timed(built: BuiltEngine, probe: Probe, size: int, context: int, num_steps: 
     before, began_s = batch.num_tokens, time.perf_counter()
     batch.step(num_steps)
     seconds, num_tokens = time.perf_counter() - began_s, batch.num_tokens - before
+    step_ms = 1e3 * seconds / num_steps
     times = Times(
         num_tokens / seconds,
-        1e3 * seconds / num_steps,
+        step_ms,
         num_tokens / num_steps / size,
         probe.check_ms / num_steps,
         probe.draft_ms / num_steps,
+        host_ms=step_ms - probe.token_wait_ms / num_steps,
     )
     batch.release()
     return times
+
+
+def median_round(rounds: Sequence[Times]) -> Times:
+    """The round with the median of tokens a second, the lower one of two; prints those of all."""
+    in_order = sorted(rounds, key=lambda times: times.tokens_a_second)
+    print("  tokens/s by rounds: " + ", ".join(f"{times.tokens_a_second:,.0f}" for times in rounds))
+    return in_order[(len(in_order) - 1) // 2]
 
 
 @torch.inference_mode()
@@ -200,6 +227,7 @@ class Setup:
     batches: Sequence[int]
     context: int
     num_steps: int
+    num_rounds: int
     cache_gib: float
     draft_vocabulary: int
 
@@ -227,12 +255,17 @@ class Setup:
         print(f"{self.name}, {num_drafts} drafts: ready after {time.perf_counter() - began_s:.1f} s", flush=True)
         return built
 
+    def timed(self, built: BuiltEngine, probe: Probe, size: int, shares: Sequence[float]) -> Times:
+        """The median round of steps with drafts that are right by these shares."""
+        args = built, probe, size, self.context, self.num_steps, shares
+        return median_round([timed(*args) for _ in range(self.num_rounds)])
+
 
 def compare(setup: Setup, drafts: Sequence[int]) -> None:
     """Prints the table of one shape."""
     built = setup.engine(0)
     probe = Probe(built, setup.device)
-    plain = {size: timed(built, probe, size, setup.context, setup.num_steps, ()) for size in setup.batches}
+    plain = {size: setup.timed(built, probe, size, ()) for size in setup.batches}
     del built, probe
     rows = [_row(f"batch {size}, plain", times) for size, times in plain.items()]
     for num_drafts in drafts:
@@ -242,18 +275,18 @@ def compare(setup: Setup, drafts: Sequence[int]) -> None:
         most = max(setup.batches) * num_drafts
         for size in setup.batches:
             drafting.count = FixedCount(most)
-            times = timed(built, probe, size, setup.context, setup.num_steps, GOLDEN)
+            times = setup.timed(built, probe, size, GOLDEN)
             states = states_ms(built, size, num_drafts, setup.context)
             name = f"batch {size}, {num_drafts} drafts, {tokens_a_step(num_drafts) - 1:.2f} right, pinned"
             rows.append(_row(name, times, plain[size], ASKED.get(size), states))
             print(rows[-1], flush=True)
             if num_drafts == max(drafts):
                 drafting.count = AutoCount(most)
-                times = timed(built, probe, size, setup.context, 2 * setup.num_steps, ())
+                times = setup.timed(built, probe, size, ())
                 rows.append(_row(f"batch {size}, auto, no draft is right", times, plain[size], ASKED_OF_AUTO))
                 print(rows[-1], flush=True)
         del built, probe, drafting
-    parts = "check ms", "states ms", "draft ms", "rest ms"
+    parts = "check ms", "states ms", "draft ms", "rest ms", "host ms"
     header = table_header(setup.name, "tokens/s", "x plain", "asked", "", "ms a step", "tokens a step", *parts)
     print(f"\n{header}")
     print("\n".join(rows) + "\n", flush=True)
@@ -272,7 +305,7 @@ def _row(
         verdict(None if ratio is None or asked is None else ratio >= asked),
         f"{times.step_ms:.3f}",
         f"{times.tokens_a_step:.2f}",
-        *(_cell(value) for value in (times.check_ms, states, times.draft_ms, rest_ms)),
+        *(_cell(value) for value in (times.check_ms, states, times.draft_ms, rest_ms, times.host_ms)),
     )
 
 
@@ -286,6 +319,7 @@ def main(
     drafts: Annotated[list[int], typer.Option(help="2, 3 or both: their lengths are published")] = [3],  # noqa: B006
     context: int = 256,
     steps: int = 96,
+    rounds: Annotated[int, typer.Option(min=1, help="of which the median is shown")] = 3,
     device: str = "cuda",
     cache_gib: float = 48.0,
     draft_vocabulary: Annotated[int, typer.Option(help="tokens that the layer chooses from at a time; 0: all")] = (
@@ -300,4 +334,4 @@ def main(
         family = FAMILIES[config.architecture]
         if family.load_mtp is None:  # in this process alone
             FAMILIES[config.architecture] = replace(family, load_mtp=load_qwen_mtp)
-        compare(Setup(name, config, device, batch, context, steps, cache_gib, draft_vocabulary), drafts)
+        compare(Setup(name, config, device, batch, context, steps, rounds, cache_gib, draft_vocabulary), drafts)

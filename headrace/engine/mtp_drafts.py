@@ -90,9 +90,9 @@ class MtpDrafts:
             return
         for sequence in new:
             self._note(sequence)
-        for tokens in self._occurred:
-            self._vocabulary.add(tokens)
-        self._occurred = []
+        if self._occurred:  # at once: 64 answers leave 1,024 pieces, which one by one take milliseconds
+            self._vocabulary.add(np.concatenate(self._occurred))
+            self._occurred = []
         rows, tokens = self._vocabulary.changes(CHANGED_ROWS)
         if len(rows):
             self._runner.change_draft_head(rows.tolist(), tokens.tolist())
