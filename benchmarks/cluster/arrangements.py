@@ -16,8 +16,8 @@ measured about themselves.
 
 With `--drafts 3` all nodes have `speculation: {drafter: mtp, max_drafts: 3, count: auto}`, so the shape needs an MTP
 layer (qwen35-4b). Which drafts are right is pinned (benchmarks/pinned_drafts.py): 3.39 tokens a step where all 3 are
-checked, 2.73 where 2 are; the column counts what came of it, with the steps that have no drafts. The simulator knows no
-drafts: those rows are not simulated.
+checked, 2.73 where 2 are; the column counts what came of it, with the steps that have no drafts. The simulator
+chooses drafts by the same rule, and has all answers get the mean of what a step's give.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ from benchmarks.cluster.agents import PROCESSES, run_chats
 from benchmarks.cluster.kinds import KINDS, Caches, Chunks, Contender, clusters_of, router_settings
 from benchmarks.cluster.processes import NodeSettings, Processes, end_on_sigterm
 from benchmarks.cluster.twin import Measured, simulated
+from benchmarks.pinned_drafts import GOLDEN
+from benchmarks.router.drafts import Drafts
 from benchmarks.router.host import MEASURED_HOST, HostCosts
 from benchmarks.router.report import Result
 from benchmarks.router.workload import ChatShape
@@ -160,41 +162,45 @@ class Comparison:
         tokens_a_step = Sampled.of(clusters).tokens_a_step(before)
         self.reported[contender] = Measured.of(clusters[0].cluster())
         self.rates[contender] = figures.requests_per_s
-        undivided = next(rate for each, rate in self.rates.items() if each.num_drafts == contender.num_drafts)
-        without = self.rates.get(replace(contender, num_drafts=0)) if contender.num_drafts else None
         ways = ", ".join(f"{way} {count}" for way, count in figures.paths.items())
         return Row(
-            work.load, work.token_gap_s, contender.name, figures.requests_per_s, undivided, without, tokens_a_step,
-            figures.cached_share, figures.first_turns_s, figures.later_turns_s, figures.gaps_s, ways,
+            work.load, work.token_gap_s, contender.name, figures.requests_per_s, *_bases(contender, self.rates),
+            tokens_a_step, figures.cached_share, figures.first_turns_s, figures.later_turns_s, figures.gaps_s, ways,
             work.chats.later_first_token_s,
         )  # fmt: skip
 
     def simulated(self, chunks: Chunks) -> Iterator[Row]:
-        """The measured arrangements without drafts, by what their nodes reported."""
-        undivided: float | None = None
+        """The measured arrangements, by what their nodes reported."""
+        rates: dict[Contender, float] = {}
         for contender, reported in self.reported.items():
-            if not contender.num_drafts:
-                row = simulated_row(self.work, contender.kind, self.num_devices, reported, chunks, undivided)
-                undivided = row.undivided
-                yield row
+            row = simulated_row(self.work, contender, self.num_devices, reported, chunks, rates)
+            rates[contender] = row.requests_per_s
+            yield row
+
+
+def _bases(contender: Contender, rates: Mapping[Contender, float]) -> tuple[float, float | None]:
+    """The rates of the first arrangement with as many drafts, the undivided nodes, and of the same one without any."""
+    undivided = next(rate for each, rate in rates.items() if each.num_drafts == contender.num_drafts)
+    return undivided, rates.get(replace(contender, num_drafts=0)) if contender.num_drafts else None
 
 
 def simulated_row(
     work: Work,
-    name: str,
+    contender: Contender,
     num_devices: int,
     measured: Measured,
     chunks: Chunks,
-    undivided: float | None,
+    rates: Mapping[Contender, float],
     host: HostCosts = MEASURED_HOST,
 ) -> Row:
-    """An arrangement in the simulator. `undivided`: the rate of the undivided nodes; None: this one is it.
+    """An arrangement in the simulator. `rates`: of those simulated before.
 
     On average over SIMULATED_RUNS, in which steps are late at random: first turns depend on when a line begins to grow.
     """
-    kind, num_runs = KINDS[name], SIMULATED_RUNS if measured.costs.late_s else 1
+    kind, num_runs = KINDS[contender.kind], SIMULATED_RUNS if measured.costs.late_s else 1
+    drafts = Drafts(tuple(GOLDEN[: contender.num_drafts]))
     twins = [
-        simulated(kind, num_devices, work.chats, measured, chunks, work.token_gap_s, host, seed)
+        simulated(kind, num_devices, work.chats, measured, chunks, work.token_gap_s, host, seed, drafts)
         for seed in range(num_runs)
     ]
 
@@ -202,8 +208,10 @@ def simulated_row(
         return statistics.fmean(map(figure, twins))
 
     rate = mean(lambda twin: twin.requests_per_s) * len(kind.clusters(num_devices))
+    tokens_a_step = mean(lambda twin: twin.tokens_a_step)
     return Row(
-        work.load, work.token_gap_s, f"{name}, simulated", rate, undivided or rate, None, None,
+        work.load, work.token_gap_s, f"{contender.name}, simulated", rate,
+        *_bases(contender, {**rates, contender: rate}), tokens_a_step,
         mean(lambda twin: twin.cached_share),
         (mean(lambda twin: twin.first_turns.p50), mean(lambda twin: twin.first_turns.p95)),
         (mean(lambda twin: twin.later_turns.p50), mean(lambda twin: twin.later_turns.p95)),

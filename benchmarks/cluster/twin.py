@@ -9,6 +9,7 @@ from typing import Any
 
 from benchmarks.cluster.kinds import POLICY, Chunks, Kind
 from benchmarks.router.cluster import Arrangement, SimulatedCluster
+from benchmarks.router.drafts import NO_DRAFTS, Drafts
 from benchmarks.router.host import HostCosts
 from benchmarks.router.report import Result
 from benchmarks.router.simulate import CHAT_BLOCK_TOKENS
@@ -58,6 +59,7 @@ def simulated(
     token_gap_s: float | None,
     host: HostCosts,
     seed: int = 0,
+    drafts: Drafts = NO_DRAFTS,
 ) -> Result:
     """One cluster of this arrangement, with its part of the chats. `seed`: of how late steps are."""
     roles, *others = kind.clusters(num_devices)
@@ -72,6 +74,7 @@ def simulated(
         eviction=Lru.name,
         max_step_tokens=chunks.others,
         pass_rows=PREFILL_ROWS,
+        drafts=drafts,
         host=host,
     )
     prefill = replace(node, costs=measured.prefill_costs or node.costs, max_step_tokens=chunks.prefill)

@@ -10,12 +10,13 @@ those of hosts and router in `MEASURED_HOST`; `--no-hosts` leaves these out.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Annotated
 
 import typer
 
 from benchmarks.cluster.arrangements import HEADER, LOADS, simulated_row, works
-from benchmarks.cluster.kinds import KINDS, Chunks
+from benchmarks.cluster.kinds import KINDS, Chunks, Contender
 from benchmarks.cluster.twin import Measured
 from benchmarks.router.host import MEASURED_HOST as HOST
 from benchmarks.router.host import NO_HOST, HostCosts
@@ -33,6 +34,7 @@ def main(
     gap_ms: Annotated[list[float], typer.Option(help="the objective between two tokens; 0: none")] = [10.0],  # noqa: B006
     later_first_ms: Annotated[float, typer.Option(help="that of later turns for their first token; 0: none")] = 0.0,
     kind: Annotated[list[str], typer.Option(help=f"of {', '.join(KINDS)}")] = [*KINDS],  # noqa: B006
+    drafts: Annotated[list[int], typer.Option(help="of an answer in a step at most; 0: none")] = [0],  # noqa: B006
     chats: Annotated[int | None, typer.Option(help="in all, instead of the load's own number")] = None,
     nodes: Annotated[int, typer.Option(help="in all: two, four, ...")] = 2,
     step_ms: Annotated[float, typer.Option(help="of a step that decodes")] = 1e3 * USUAL.step_s,
@@ -41,6 +43,8 @@ def main(
     chunk_ms: Annotated[float, typer.Option(help="more for a step that computes prompts")] = 1e3 * USUAL.chunk_s,
     token_us: Annotated[float, typer.Option(help="more for each token of a prompt")] = 1e6 * USUAL.token_s,
     depth_ps: Annotated[float, typer.Option(help="more for each position before that token")] = 1e12 * USUAL.depth_s,
+    check_ms: Annotated[float, typer.Option(help="more for a step with drafts")] = 1e3 * USUAL.check_s,
+    draft_us: Annotated[float, typer.Option(help="more for each draft")] = 1e6 * USUAL.draft_s,
     late_ms: Annotated[
         float, typer.Option(help="by which 95 of 100 steps with prompts beside answers are late at most")
     ] = 1e3 * USUAL.late_s,
@@ -66,6 +70,8 @@ def main(
         chunk_s=chunk_ms / 1e3,
         token_s=token_us / 1e6,
         depth_s=depth_ps / 1e12,
+        check_s=check_ms / 1e3,
+        draft_s=draft_us / 1e6,
         late_s=late_ms / 1e3,
     )
     prefill_costs = replace(
@@ -80,8 +86,8 @@ def main(
     chunks = Chunks(prefill_chunk_tokens, chunk_tokens)
     print(HEADER, flush=True)
     for work in [work.asking(later_first_ms) for each in load for work in works(each, gap_ms, chats)]:
-        undivided: float | None = None
-        for name in kind:
-            row = simulated_row(work, name, nodes, measured, chunks, undivided, turn if hosts else NO_HOST)
-            undivided = row.undivided
+        rates: dict[Contender, float] = {}
+        for contender in (Contender(name, num_drafts) for num_drafts, name in product(drafts, kind)):
+            row = simulated_row(work, contender, nodes, measured, chunks, rates, turn if hosts else NO_HOST)
+            rates[contender] = row.requests_per_s
             print(row, flush=True)

@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from random import Random
 
+from benchmarks.router.drafts import StepDrafts
 from benchmarks.router.events import Events
 from benchmarks.router.first_come import FirstCome
 from benchmarks.router.turns import Turns
@@ -30,10 +33,12 @@ from headrace.engine.cost_fit import KEPT_GAPS
 from headrace.engine.scheduler import Scheduler
 from headrace.engine.step_budget import TokenCost
 from headrace.engine.waiting import WaitingLine
-from headrace.step_costs import StepShape
+from headrace.step_costs import TIMED_STEPS, StepShape
 from headrace.wire.node_messages import Role
 from router.routing.candidates import Load
 
+TRUSTED_STEPS = 99
+"""Steps that a node has timed before the run: the router believes its costs."""
 ENGINE_BLOCK_TOKENS = 16
 """Tokens of a block as the scheduler sees it, however long the blocks of a trace are."""
 
@@ -66,7 +71,7 @@ class SimulatedNode:
         self.busy_s = 0.0
         self.prefill_busy_s = 0.0
         self.prompt_s = 0.0
-        self.sampled_tokens = 0
+        self.counted = Counter({TIMED_STEPS: TRUSTED_STEPS})
         self.cache = PrefixCache(
             num_blocks=shape.num_blocks,
             num_slots=shape.num_slots,
@@ -86,12 +91,14 @@ class SimulatedNode:
         self._reserved: set[Work] = set()
         self._prefilling: list[Work] = []
         self._joining: list[Work] = []  # that decode from the next step on
-        self._decoding: list[tuple[int, int, Work]] = []  # a heap by the step that ends each
+        self._decoding: list[tuple[int, int, Work]] = []  # a heap by the token that ends each
         self._context_tokens = 0
-        self._num_steps = 0  # that decoded
+        self._num_tokens = 0  # that a sequence would have had which decodes from the beginning
+        self._token_part = 0.0  # of the next one
         self._num_strides = 0  # that decode, the newest included
-        self._ending: tuple[list[Work], list[Work], Stride] | None = None
-        """Prompts and answers that end with the stride under way, once that is counted, and its part not logged yet."""
+        self._ending: tuple[list[Work], list[Work], Stride, int] | None = None
+        """Prompts and answers that end with the stride under way, once that is counted; its part not logged yet,
+        and what each answer gets in that."""
         self._turns = Turns(events, shape.host, self)
 
     # Orders
@@ -253,18 +260,19 @@ class SimulatedNode:
             remaining = work.source.answer_tokens - 1
             work.first_stride = self._num_strides
             self._context_tokens += work.prompt_length + 1
-            heapq.heappush(self._decoding, (self._num_steps + remaining, work.number, work))
-        num_decoding, context = len(self._decoding), self._context_tokens
+            heapq.heappush(self._decoding, (self._num_tokens + remaining, work.number, work))
+        num_decoding, answers = len(self._decoding), StepShape(len(self._decoding), self._context_tokens)
         has_prompts = bool(self._prefilling)
         if not num_decoding and not has_prompts:
             return None
         costs, start_s = self._costs, self._turns.start_s(num_decoding, has_prompts=has_prompts)
         for work in joined:
             work.joined_s = start_s
-        decode_s = costs.step_s + costs.decode_s * num_decoding + costs.context_s * context if num_decoding else 0.0
+        drafted = self._drafts(answers)
+        decode_s = costs.decode_part_s(replace(answers, num_drafts=sum(drafted.counts)))
         self._num_strides += bool(num_decoding)
         if has_prompts:
-            chunks = self._schedule(num_decoding)
+            chunks = self._schedule(num_decoding, drafted)
             self._publisher.prepare(chunks)
             shape = StepShape()
             for chunk in chunks:
@@ -274,10 +282,17 @@ class SimulatedNode:
                 prefill_s = max(0.0, prefill_s + self._late_s())
             self.prefill_busy_s += prefill_s
             self.prompt_s += costs.prompt_work_s(shape)
-            return Stride(start_s, decode_s, 0.0, 1, num_decoding, chunks, prefill_s)
+            return Stride(start_s, decode_s, 0.0, 1, num_decoding, chunks, prefill_s, drafted)
         step_s = max(decode_s, self.shape.host.turn_s(num_decoding, 0, has_prompts=False))  # from the second step on
-        num_steps = self._decoding[0][0] - self._num_steps
-        return Stride(start_s, step_s, costs.context_s * num_decoding, num_steps, num_decoding)
+        num_steps = math.ceil((self._decoding[0][0] - self._num_tokens - self._token_part) / drafted.tokens)
+        growth_s = costs.context_s * num_decoding * drafted.tokens
+        return Stride(start_s, step_s, growth_s, num_steps, num_decoding, drafted=drafted)
+
+    def _drafts(self, answers: StepShape) -> StepDrafts:
+        """Drafts of a step with these answers."""
+        waiting = sum((StepShape.prefill(w.num_computed, w.prefill_length) for w in self._prefilling), StepShape())
+        shape = self.shape
+        return shape.drafts.of_step(shape.costs, answers, waiting, shape.max_step_tokens, self._token_gap_s)
 
     def _late_s(self) -> float:
         """How late a step with prompts beside answers is: exponentially distributed, on average not at all.
@@ -287,13 +302,14 @@ class SimulatedNode:
         mean_s = self._costs.late_s / (-math.log(1 - KEPT_GAPS) - 1)
         return mean_s * (self._dice.expovariate(1.0) - 1)
 
-    def _schedule(self, num_decoding: int) -> list[ScheduledChunk[Work]]:
+    def _schedule(self, num_decoding: int, drafted: StepDrafts) -> list[ScheduledChunk[Work]]:
         shape, decodes = self.shape, [work for _, _, work in self._decoding]
         if not shape.is_fair:
             return FirstCome(shape.max_step_tokens - num_decoding).schedule(self._prefilling)
-        for end_step, _, work in self._decoding:
-            work.num_computed = work.prompt_length + work.source.answer_tokens - 1 - (end_step - self._num_steps)
+        for number, (end, _, work) in enumerate(self._decoding):
+            work.num_computed = work.prompt_length + work.source.answer_tokens - 1 - (end - self._num_tokens)
             work.token_gap_s = self._token_gap_s
+            work.drafts = range(drafted.counts[number]) if drafted.counts else ()
         places = len(decodes) + len(self._prefilling)
         scheduler = Scheduler(
             shape.max_step_tokens, places, ENGINE_BLOCK_TOKENS, self._token_cost, pass_rows=shape.pass_rows
@@ -302,14 +318,13 @@ class SimulatedNode:
         return chunks[num_decoding:]  # type: ignore[return-value]
 
     def advance(self, stride: Stride) -> None:
+        num_tokens = 0
         if stride.num_decoding:
-            self._num_steps += stride.num_steps
-            self.sampled_tokens += stride.num_steps * stride.num_decoding
-            self._context_tokens += stride.num_steps * stride.num_decoding
+            num_tokens = self._count(stride)
         finished, prefilled = [], []
-        while self._decoding and self._decoding[0][0] <= self._num_steps:
-            work = heapq.heappop(self._decoding)[2]
-            self._context_tokens -= work.source.num_tokens + work.source.answer_tokens
+        while self._decoding and self._decoding[0][0] <= self._num_tokens:
+            end, _, work = heapq.heappop(self._decoding)
+            self._context_tokens -= work.source.num_tokens + work.source.answer_tokens + self._num_tokens - end
             finished.append(work)
         for chunk in stride.chunks:
             work = chunk.sequence
@@ -323,18 +338,34 @@ class SimulatedNode:
         last = stride
         if stride.num_decoding and stride.num_steps > 1 and self._events.now_s < stride.end_s:
             last = stride.last_step()  # apart from those before it: the host may have the tokens of it alone wait
-            self._log(stride.num_steps - 1, last.start_s - stride.start_s, stride.num_decoding)
+            tokens_before, num_tokens = num_tokens - round(last.drafted.tokens), round(last.drafted.tokens)
+            self._log(tokens_before, last.start_s - stride.start_s, stride.num_decoding)
             self._num_strides += 1
-        self._ending = prefilled, finished, last
+        self._ending = prefilled, finished, last, num_tokens
+
+    def _count(self, stride: Stride) -> int:
+        """Counts what the answers of a stride get; returns the tokens of each."""
+        drafted, number = stride.drafted, stride.num_decoding
+        tokens = self._token_part + stride.num_steps * drafted.tokens
+        num_tokens, self._token_part = int(tokens), tokens % 1
+        self._num_tokens += num_tokens
+        self._context_tokens += num_tokens * number
+        self.counted[TIMED_STEPS] += stride.num_steps
+        self.counted["sampled_tokens"] += num_tokens * number
+        if drafted.counts:
+            self.counted["draft_steps"] += stride.num_steps
+            self.counted["drafted_tokens"] += stride.num_steps * sum(drafted.counts)
+            self.counted["accepted_tokens"] += (num_tokens - stride.num_steps) * number
+        return num_tokens
 
     def settle(self, stride: Stride) -> None:
         if self._ending is None:
             self.advance(stride)
         assert self._ending is not None
-        (prefilled, finished, last), self._ending = self._ending, None
+        (prefilled, finished, last, num_tokens), self._ending = self._ending, None
         self.busy_s += stride.seconds
         if stride.num_decoding:
-            self._log(last.num_steps, self._events.now_s - last.start_s, last.num_decoding)
+            self._log(num_tokens, self._events.now_s - last.start_s, last.num_decoding)
         for work in prefilled:
             self._on_prefilled(work)
             if work.source.answer_tokens == 1 and not work.is_handed_over:
@@ -342,14 +373,14 @@ class SimulatedNode:
         for work in finished:
             self._finish(work)
 
-    def _log(self, num_steps: int, seconds: float, num_decoding: int) -> None:
-        self.strides.steps.append(num_steps)
+    def _log(self, num_tokens: int, seconds: float, num_decoding: int) -> None:
+        self.strides.tokens.append(num_tokens)
         self.strides.seconds.append(seconds)
         self.strides.batch.append(num_decoding)
 
     def _finish(self, work: Work) -> None:
         source, size = work.source, self.shape.block_size
-        work.last_stride = len(self.strides.steps)
+        work.last_stride = len(self.strides.tokens)
         num_computed = min(source.num_tokens + source.answer_tokens - 1, len(work.keys) * size)
         if num_computed > work.num_computed:
             boundary = num_computed // size * size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -61,6 +62,7 @@ class Result:
     gaps: Percentiles
     goodput: Sequence[float]
     busy: dict[str, float]
+    tokens_a_step: float
     simulated_per_s: float
 
     @classmethod
@@ -99,6 +101,7 @@ class Result:
                 float(np.sum((waits <= FIRST_TOKEN_S) & (worst <= gap_s))) / max(len(outcomes), 1) for gap_s in GAPS_S
             ],
             busy=_busy(cluster),
+            tokens_a_step=_tokens_a_step(cluster),
             simulated_per_s=len(cluster.outcomes) / cpu_s,
         )
 
@@ -111,13 +114,13 @@ class _Gaps:
 
     def __init__(self, cluster: SimulatedCluster) -> None:
         self._holds_first = cluster.objectives.token_gap_s is not None
-        self._steps = [np.array(node.strides.steps, dtype=np.int64) for node in cluster.nodes]
+        self._tokens = [np.array(node.strides.tokens, dtype=np.int64) for node in cluster.nodes]
         self._seconds = [np.array(node.strides.seconds) for node in cluster.nodes]
 
     def of(self, outcome: Outcome) -> tuple[np.ndarray, np.ndarray]:
         """Seconds, and how many gaps last that long."""
         own = slice(outcome.first_stride, outcome.last_stride)
-        counts = self._steps[outcome.decode_node][own]
+        counts = self._tokens[outcome.decode_node][own]
         seconds = self._seconds[outcome.decode_node][own] / counts
         moved_s = outcome.decoding_s - outcome.first_s
         if moved_s <= 0:
@@ -130,7 +133,7 @@ class _Gaps:
         if not self._holds_first or outcome.decoding_s <= outcome.first_s or outcome.arrival.answer_tokens < 2:
             return outcome.first_s
         node, stride = outcome.decode_node, outcome.first_stride
-        return float(outcome.decoding_s + self._seconds[node][stride] / self._steps[node][stride])
+        return float(outcome.decoding_s + self._seconds[node][stride] / self._tokens[node][stride])
 
 
 def _mean_of_longest(seconds: np.ndarray, counts: np.ndarray) -> float:
@@ -149,6 +152,12 @@ def _busy(cluster: SimulatedCluster) -> dict[str, float]:
     for node in cluster.nodes:
         shares.setdefault(node.role.value, []).append(node.busy_s / max(cluster.events.now_s, 1e-9))
     return {role: sum(each) / len(each) for role, each in shares.items()}
+
+
+def _tokens_a_step(cluster: SimulatedCluster) -> float:
+    """Tokens of an answer in a step: one, and the drafts that are right."""
+    counted = sum((node.counted for node in cluster.nodes), Counter())
+    return counted["sampled_tokens"] / max(1, counted["sampled_tokens"] - counted["accepted_tokens"])
 
 
 HEADER = (

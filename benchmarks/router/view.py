@@ -13,7 +13,7 @@ from headrace.cache.hits import PrefixHit
 from headrace.cache.layout import AttentionGroup, CacheLayout, StateGroup
 from headrace.cache.pools import PoolCounts
 from headrace.cache.types import PrefixKey
-from headrace.step_costs import PROMPT_SECONDS, TIMED_STEPS
+from headrace.step_costs import PROMPT_SECONDS
 from headrace.wire.cache_updates import CacheChange, CacheChanges, CacheSnapshotPart
 from headrace.wire.node_messages import LinkStatus, NodeInfo, NodeStatus, PoolStatus, Role
 from router.cluster.cluster_index import ClusterIndex, NodeIndex
@@ -135,7 +135,7 @@ def _status(node: SimulatedNode, links: tuple[LinkStatus, ...]) -> NodeStatus:
     return NodeStatus(
         running=node.num_running,
         waiting=node.num_waiting,
-        counters={TIMED_STEPS: 99.0, PROMPT_SECONDS: node.prompt_s, "sampled_tokens": node.sampled_tokens},
+        counters={PROMPT_SECONDS: node.prompt_s, **node.counted},
         blocks=_pool(stats.blocks, stats.num_indexed_blocks),
         slots=_pool(stats.slots, stats.num_checkpoints),
         links=links,

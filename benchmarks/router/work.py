@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
+from benchmarks.router.drafts import NO_DRAFTS, PLAIN, Drafts, StepDrafts
 from benchmarks.router.host import NO_HOST, HostCosts
 from benchmarks.router.workload import Arrival
 from headrace.cache.checkpoints import CheckpointPolicy
@@ -42,6 +43,7 @@ class NodeShape:
     is_hybrid   False: a model without states; every block can be resumed from
     is_fair     False: prompts in order of arrival, instead of the real scheduler
     pass_rows   as the scheduler's
+    drafts      of the answers
     """
 
     num_blocks: int
@@ -56,6 +58,7 @@ class NodeShape:
     is_hybrid: bool = True
     is_fair: bool = True
     pass_rows: tuple[int, ...] = ()
+    drafts: Drafts = NO_DRAFTS
     host: HostCosts = NO_HOST
 
 
@@ -80,7 +83,7 @@ class Work:
     """
 
     __slots__ = (
-        "arrival", "boundaries", "checkpoints", "claim", "decoded", "fetch", "first_stride", "hit_policy",
+        "arrival", "boundaries", "checkpoints", "claim", "decoded", "drafts", "fetch", "first_stride", "hit_policy",
         "is_handed_over", "joined_s", "keys", "last_stride", "num_computed", "number", "prefill_length",
         "prompt_length", "reused", "source", "then", "token_gap_s",
     )  # fmt: skip
@@ -88,7 +91,7 @@ class Work:
     client_work = 0.0
     exceeds = False
     may_be_admitted = True
-    drafts, behind = (), None
+    behind = None
     then: Callable[[Work], None]
 
     def __init__(self, number: int, source: Arrival, hit_policy: HitPolicy, *, is_handed_over: bool = False) -> None:
@@ -109,6 +112,7 @@ class Work:
         self.fetch: Fetch | None = None
         self.first_stride = self.last_stride = 0
         self.token_gap_s: float | None = None
+        self.drafts: Sequence[int] = ()
 
     def begin_with(self, fetch: Fetch) -> None:
         """Another node sends its cache of the first tokens once this node has room."""
@@ -131,9 +135,9 @@ class Work:
 
 @dataclass(slots=True)
 class StrideLog:
-    """Every stride with decoding sequences: how many steps, their seconds, and how many sequences decoded."""
+    """Every stride with decoding sequences: tokens of each, the seconds, and how many sequences decoded."""
 
-    steps: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     batch: list[int] = field(default_factory=list)
 
@@ -142,7 +146,7 @@ class StrideLog:
 class Stride:
     """Steps that differ by their growing contexts alone: step i takes `step_s + i * growth_s`.
 
-    num_decoding   sequences, which get a token in each
+    num_decoding   sequences, which get `drafted.tokens` in each
     extra_s        of prompts; such a stride is one step
     """
 
@@ -153,6 +157,7 @@ class Stride:
     num_decoding: int
     chunks: Sequence[ScheduledChunk[Work]] = ()
     extra_s: float = 0.0
+    drafted: StepDrafts = PLAIN
 
     @property
     def seconds(self) -> float:

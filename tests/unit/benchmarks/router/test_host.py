@@ -74,7 +74,7 @@ def test_steps_with_prompts_beside_answers_are_late_at_random() -> None:
 
     def mixed_steps(seed: int) -> list[float]:
         log = run(NO_HOST, *arrivals, costs=replace(COSTS, late_s=0.02), seed=seed).nodes[0].strides
-        return [each for num_steps, each in zip(log.steps, log.seconds, strict=True) if each > 0.02 * num_steps]
+        return [each for tokens, each in zip(log.tokens, log.seconds, strict=True) if each > 0.02 * tokens]
 
     steps = mixed_steps(0)
     assert len(steps) == 399
@@ -88,7 +88,7 @@ def test_a_request_taken_in_makes_a_gap_of_those_that_decode() -> None:
     arrivals = arrival(0.0, 50), arrival(0.4, 1)
     cluster = run(host, *arrivals)
     log = cluster.nodes[0].strides
-    gaps = [seconds / steps for seconds, steps in zip(log.seconds, log.steps, strict=True)]
+    gaps = [seconds / tokens for seconds, tokens in zip(log.seconds, log.tokens, strict=True)]
     assert max(gaps) == pytest.approx(0.2, rel=0.02)
 
 

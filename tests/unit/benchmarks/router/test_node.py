@@ -1,10 +1,12 @@
 """A simulated node: its steps take what the costs say, however many of them are one event."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from benchmarks.router.cluster import Arrangement, SimulatedCluster
+from benchmarks.router.drafts import Drafts
 from benchmarks.router.report import Result
 from benchmarks.router.work import NodeShape
 from benchmarks.router.workload import Arrival, MooncakeTrace
@@ -26,14 +28,14 @@ def arrival(at_s: float, num_tokens: int, answer_tokens: int) -> Arrival:
     return Arrival(at_s, num_tokens, answer_tokens, keys, chat=0)
 
 
-def run(*arrivals: Arrival, prefill: int = 0) -> SimulatedCluster:
-    nodes = Arrangement(1 - prefill, prefill, prefill, shape=SHAPE, link=LINK)
+def run(*arrivals: Arrival, prefill: int = 0, shape: NodeShape = SHAPE) -> SimulatedCluster:
+    nodes = Arrangement(1 - prefill, prefill, prefill, shape=shape, link=LINK)
     cluster = SimulatedCluster(nodes, RoundRobin(), MooncakeTrace("few", arrivals))
     cluster.run()
     return cluster
 
 
-def decode_s(*contexts: int) -> float:
+def decode_s(*contexts: float) -> float:
     return COSTS.seconds(StepShape(num_decoding=len(contexts), context_tokens=sum(contexts)))
 
 
@@ -42,6 +44,31 @@ def test_a_lone_request_takes_its_chunks_and_its_steps() -> None:
     assert outcome.first_s - 1.0 == pytest.approx(COSTS.prefill_s(0, 3000, chunk_tokens=2048))
     assert outcome.end_s - outcome.first_s == pytest.approx(sum(decode_s(3001 + i) for i in range(49)))
     assert outcome.computed_tokens == 3000
+
+
+def test_a_step_with_drafts_gives_as_many_tokens_as_are_right_on_average() -> None:
+    shape = replace(SHAPE, drafts=Drafts((1.0, 0.5)))
+    cluster = run(arrival(0, 100, 51), shape=shape)
+    (outcome,), (node,) = cluster.outcomes, cluster.nodes
+    assert node.counted["drafted_tokens"] == 2 * node.counted["draft_steps"] == 2 * 50 / 2.5
+    assert node.counted["accepted_tokens"] == 50 - 20
+    drafted_s = [decode_s(101 + 2.5 * step) + COSTS.draft_part_s(2) for step in range(20)]
+    assert outcome.end_s - outcome.first_s == pytest.approx(sum(drafted_s))
+
+
+def test_contexts_end_with_their_answers_wherever_their_last_step_went() -> None:
+    shape = replace(SHAPE, drafts=Drafts((0.9, 0.8, 0.6)))
+    cluster = run(*(arrival(0.003 * i, 100 + i, 20 + 7 * i) for i in range(12)), shape=shape)
+    (node,) = cluster.nodes
+    assert node._context_tokens == 0
+    assert 2.5 < Result.of(cluster, cpu_s=1.0).tokens_a_step < 3.3, "without drafts where prompts wait"
+
+
+def test_drafts_that_are_never_right_are_not_made() -> None:
+    plain, drafting = (
+        run(arrival(0, 100, 50), shape=replace(SHAPE, drafts=drafts)) for drafts in (Drafts(), Drafts((0.01, 0.0)))
+    )
+    assert plain.outcomes[0].end_s == drafting.outcomes[0].end_s
 
 
 def test_a_prompt_that_arrives_within_a_step_waits_for_its_end() -> None:
@@ -53,7 +80,7 @@ def test_a_prompt_that_arrives_within_a_step_waits_for_its_end() -> None:
     mixed_s = COSTS.seconds(StepShape(1, 104) + StepShape.prefill(0, 1000))
     assert second.first_s == pytest.approx(began_s + mixed_s)
     assert first.end_s == pytest.approx(lone.end_s + mixed_s - decode_s(104))
-    assert cluster.nodes[0].strides.steps == [3, 1, 15]
+    assert cluster.nodes[0].strides.tokens == [3, 1, 15]
 
 
 def test_a_sequence_that_lands_decodes_from_the_next_step_on() -> None:
@@ -65,8 +92,8 @@ def test_a_sequence_that_lands_decodes_from_the_next_step_on() -> None:
     assert landed_s < second.decoding_s < landed_s + decode_s(600)
     steps = cluster.nodes[0].strides
     assert steps.batch == [1, 2, 1]
-    assert sum(steps.steps[1:2]) == 9
-    assert sum(steps.steps) == 999
+    assert sum(steps.tokens[1:2]) == 9
+    assert sum(steps.tokens) == 999
 
 
 def test_the_longest_gap_of_a_handed_over_request_is_its_hand_over() -> None:

@@ -11,7 +11,7 @@ NONE = Percentiles.of(())
 
 
 def result(*goodput: float) -> Result:
-    return Result(1, 0, 1.0, 0.0, 1.0, NONE, NONE, NONE, NONE, NONE, NONE, NONE, goodput, {}, 1.0)
+    return Result(1, 0, 1.0, 0.0, 1.0, NONE, NONE, NONE, NONE, NONE, NONE, NONE, goodput, {}, 1.0, 1.0)
 
 
 def test_runs_of_several_rows_and_speeds_in_any_order_make_one_picture(tmp_path: Path) -> None:
