@@ -48,6 +48,7 @@ class Load(NamedTuple):
                       steps in which it was done
     coming_s          time to the first token that was predicted for the sequences that come, summed
     answer_pace       time of an answer's token as a share of a step's without drafts (router/routing/draft_pace.py)
+    step_stretch      time of a step's answers as a multiple of that without drafts
     """
 
     num_decoding: int = 0
@@ -66,6 +67,7 @@ class Load(NamedTuple):
     prompt_use: float = 0.0
     coming_s: float = 0.0
     answer_pace: float = 1.0
+    step_stretch: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

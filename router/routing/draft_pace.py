@@ -2,10 +2,12 @@
 
     steps of answers = tokens sampled - drafts that were right          each step gives an answer one token without them
     drafted step     = plain step + check_s * share of steps with drafts + draft_s * drafts in a step
-    pace             = drafted step / plain step * steps of answers / tokens sampled
+    stretch          = drafted step / plain step
+    pace             = stretch * steps of answers / tokens sampled
 
 by what the node has counted of late, and by its own step costs for the answers that it has now. So a token of an answer
-takes `pace` times as long as a step without drafts: 1 where nothing is drafted, less where drafts pay.
+takes `pace` times as long as a step without drafts: 1 where nothing is drafted, less where drafts pay. Prompts come
+between steps that take `stretch` times as long.
 """
 
 from __future__ import annotations
@@ -22,10 +24,10 @@ COUNTERS = SAMPLED, ACCEPTED, DRAFTED, CHECKS, STEPS = (
 
 
 class DraftPace:
-    """`pace`, by the heartbeats of one node so far; 1 before it has drafted."""
+    """`pace` and `stretch`, by the heartbeats of one node so far; 1 before it has drafted."""
 
     def __init__(self) -> None:
-        self.pace = 1.0
+        self.pace = self.stretch = 1.0
         self._counted: dict[str, float] | None = None
         self._lately = dict.fromkeys(COUNTERS, 0.0)
 
@@ -40,10 +42,11 @@ class DraftPace:
             lately[name] = kept * lately[name] + counted[name] - before[name]
         steps = lately[SAMPLED] - lately[ACCEPTED]
         if not lately[DRAFTED]:
-            self.pace = 1.0
+            self.pace = self.stretch = 1.0
         elif status.num_decoding and steps > 0:
             costs, number = status.costs, status.num_decoding
             plain_s = costs.decode_part_s(StepShape(number, status.context_tokens))
             check_s = costs.check_s * min(1.0, lately[CHECKS] / max(lately[STEPS], 1.0))
             drafted_s = plain_s + check_s + costs.draft_s * number * lately[DRAFTED] / steps
-            self.pace = drafted_s / plain_s * steps / lately[SAMPLED]
+            self.stretch = drafted_s / plain_s
+            self.pace = self.stretch * steps / lately[SAMPLED]

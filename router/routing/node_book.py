@@ -118,7 +118,7 @@ class NodeBook:
         )
         gaps_s = (each.token_gap_s for each in self.answers.values() if each.is_generating)
         gap_s = min((gap_s for gap_s in gaps_s if gap_s is not None), default=None)
-        self._tokens_per_s = _tokens_per_s(status, chunk_tokens, gap_s)
+        self._tokens_per_s = _tokens_per_s(status, self._drafts.stretch, chunk_tokens, gap_s)
         self._load = None
 
     def load(self, now_s: float) -> Load:
@@ -151,6 +151,7 @@ class NodeBook:
                 self._prompt_use + (self._costs.token_s * tokens + self._costs.depth_s * depths) / RECENT_S,
                 own.coming_s,
                 self._drafts.pace,
+                self._drafts.stretch,
             )
         return self._load
 
@@ -321,12 +322,13 @@ def _number_of(lengths: Sequence[int]) -> float:
     return sum(max(1.0, tokens / (1.5 * (1 << power))) for power, tokens in enumerate(lengths) if tokens)
 
 
-def _tokens_per_s(status: NodeStatus, chunk_tokens: int, token_gap_s: float | None) -> float:
-    """Tokens of prompts that the node computes in a second, in steps as full of them as the gap allows."""
+def _tokens_per_s(status: NodeStatus, stretch: float, chunk_tokens: int, token_gap_s: float | None) -> float:
+    """Tokens of prompts that the node computes in a second, in steps as full of them as the gap allows. Drafts make the
+    answers of a step take `stretch` times as long."""
     costs, beside = status.costs, StepShape(status.num_decoding, status.context_tokens)
     depth = status.waiting_depths / max(status.waiting_tokens, 1)
     token_s = max(costs.token_s + costs.depth_s * depth, MIN_TOKEN_S)
-    fixed_s = costs.decode_part_s(beside) + costs.chunk_s
+    fixed_s = stretch * costs.decode_part_s(beside) + costs.chunk_s
     prompts_s = token_s * chunk_tokens
     if token_gap_s is not None and status.num_decoding:
         prompts_s = min(prompts_s, max(costs.longest_s(token_gap_s) - fixed_s, token_s * MIN_GAP_TOKENS))

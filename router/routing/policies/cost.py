@@ -181,18 +181,18 @@ def answer_part(request: RoutedRequest, met: Meeting) -> AnswerPart:
         # Prompts that wait here are computed between the answer's steps.
         prompts_s = after.step_work_s + costs.chunk_s
         waiting_s = stalled_s = after.seconds(waiting.work_s)
-        most_s = num_steps * prompts_s
+        most_s = num_steps / load.step_stretch * prompts_s
         if is_meant_for_prompts:
             # The share of the time in which prompts wait is a smaller one of the steps: those with prompts are longer.
             share = load.prompt_share
             share_of_steps = (
-                share if share >= 1.0 else share * after.decode_s / (after.decode_s + (1.0 - share) * prompts_s)
+                share if share >= 1.0 else share * after.drafted_s / (after.drafted_s + (1.0 - share) * prompts_s)
             )
             stalled_s = max(stalled_s, share_of_steps * most_s)
         stalled_s = stalled_s if stalled_s < most_s else most_s
         rest_s += stalled_s
         work_s = waiting.work_s if waiting.work_s > met.work_s else met.work_s
-        lost, num_prompts = lost_share(node, after, after.decode_s, gap_s, each_s, work_s), waiting.number
+        lost, num_prompts = lost_share(node, after, after.drafted_s, gap_s, each_s, work_s), waiting.number
         if is_meant_for_prompts:
             meant = min(MOST_MEANT, share / (1.0 - share)) if share < 1.0 else MOST_MEANT
             if num_prompts < meant:
@@ -201,7 +201,8 @@ def answer_part(request: RoutedRequest, met: Meeting) -> AnswerPart:
                 num_prompts = meant + (num_prompts - meant) * waiting_s / rest_s
             work_s = max(work_s, num_prompts * met.work_s)
         elif batch:  # one answer more costs prompts little where many are generated anyway: they share what all cost
-            lost = max(lost_share(node, after, slowed_s, gap_s, each_s, work_s), lost / (batch + 1))
+            more_s = load.step_stretch * slowed_s
+            lost = max(lost_share(node, after, more_s, gap_s, each_s, work_s), lost / (batch + 1))
         others_s += (HOSTED_WEIGHT if is_meant_for_prompts else 1.0) * num_prompts * lost * rest_s
         if gap_s is None:
             others_s += STALL_WEIGHT * stalled_s / (number if number > SHORT_ANSWER_TOKENS else SHORT_ANSWER_TOKENS)

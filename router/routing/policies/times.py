@@ -20,13 +20,15 @@ MANY = 1 << 30
 class NodePace(NamedTuple):
     """The steps of a node at one batch.
 
-    decode_s       seconds of a step for its decoding sequences
+    decode_s       seconds of a step for its decoding sequences, without drafts
+    drafted_s      the same with as many drafts as the node has lately
     step_work_s    prompt work in a step, at the most
     overhead_s     seconds of a step beside its prompt work
-    keeps_gap      False: even the least prompt work makes a step longer than the gap
+    keeps_gap      False: even the least prompt work makes a step longer than the gap, without drafts
     """
 
     decode_s: float
+    drafted_s: float
     step_work_s: float
     overhead_s: float
     keeps_gap: bool
@@ -50,14 +52,16 @@ def pace(
     costs = node.costs
     step_work_s = token_work_s * node.chunk_tokens
     if not num_decoding:
-        return NodePace(0.0, step_work_s, costs.chunk_s, True)
+        return NodePace(0.0, 0.0, step_work_s, costs.chunk_s, True)
     decode_s = costs.step_s + costs.decode_s * num_decoding + costs.context_s * context_tokens
-    overhead_s = decode_s + costs.chunk_s
+    drafted_s = node.load.step_stretch * decode_s
+    overhead_s = drafted_s + costs.chunk_s
     if token_gap_s is None:
-        return NodePace(decode_s, step_work_s, overhead_s, True)
+        return NodePace(decode_s, drafted_s, step_work_s, overhead_s, True)
     least_s = token_work_s * MIN_GAP_TOKENS
     planned_s = max(least_s, costs.longest_s(token_gap_s) - overhead_s)
-    return NodePace(decode_s, min(step_work_s, planned_s), overhead_s, token_gap_s - overhead_s >= least_s)
+    keeps_gap = token_gap_s - decode_s - costs.chunk_s >= least_s
+    return NodePace(decode_s, drafted_s, min(step_work_s, planned_s), overhead_s, keeps_gap)
 
 
 def answers_at_once(load: Load, costs: StepCosts, num_steps: float) -> tuple[float, float]:
@@ -86,7 +90,7 @@ def lost_share(
     if token_gap_s is None:
         return more_s / step_s
     before_s, most_s = after.overhead_s - more_s, token_work_s * node.chunk_tokens
-    if more_s < after.decode_s:
+    if more_s < after.drafted_s:
         most_s = min(most_s, max(token_work_s * MIN_GAP_TOKENS, node.costs.longest_s(token_gap_s) - before_s))
     before_in_step_s = min(work_s, most_s)
     return 1.0 - in_step_s / step_s * (before_in_step_s + before_s) / before_in_step_s
@@ -172,7 +176,7 @@ def first_token_s(pace: NodePace, waiting: Line, own_s: float) -> float:
     if needed_s < step_s:
         needed_s = min(before_s + behind_s, step_s)
     work_s = waiting.work_s
-    running_s = ((work_s if work_s < step_s else step_s) + pace.decode_s) / 2
+    running_s = ((work_s if work_s < step_s else step_s) + pace.drafted_s) / 2
     return running_s + pace.seconds(needed_s)
 
 

@@ -26,10 +26,11 @@ def status(sampled: float, accepted: float, drafted: float, draft_steps: float, 
 def test_a_token_takes_its_share_of_a_step_with_drafts() -> None:
     pace = DraftPace()
     pace.heartbeat(status(1000, 0, 0, 0, 100), 0.0)
-    assert pace.pace == 1.0
+    assert pace.pace == pace.stretch == 1.0
     # 40 answers in 100 steps, 3 drafts of each, of which 2.4 are right; a step takes 4 ms without them, 7.4 with.
     pace.heartbeat(status(1000 + 13_600, 9_600, 12_000, 100, 200), 0.5)
     assert pace.pace == pytest.approx(7.4 / 4 / 3.4)
+    assert pace.stretch == pytest.approx(7.4 / 4)
 
 
 def test_steps_without_drafts_count_as_well() -> None:
@@ -38,6 +39,7 @@ def test_steps_without_drafts_count_as_well() -> None:
     # A quarter of the steps drafts.
     pace.heartbeat(status(3 * 4_000 + 13_600, 9_600, 12_000, 100, 400), 0.5)
     assert pace.pace == pytest.approx((4 + 0.25 * 3.4) / 4 * 16_000 / 25_600)
+    assert pace.stretch == pytest.approx((4 + 0.25 * 3.4) / 4)
 
 
 def test_drafts_that_are_wrong_slow_answers_down() -> None:

@@ -10,7 +10,7 @@ from headrace.step_costs import StepCosts
 from headrace.wire.node_messages import Role
 from router.routing.candidates import Candidate, LinkCosts, Load
 from router.routing.plan import Objectives, Plan, RoutedRequest
-from router.routing.policies.cost import answer_part, meeting
+from router.routing.policies.cost import answer_part, meeting, prompt_part
 from router.routing.policies.predicted import Predicted
 from router.routing.policies.times import pace as node_pace
 
@@ -216,6 +216,17 @@ def test_answers_are_as_fast_as_their_nodes_drafts_make_them() -> None:
     assert parts[1].others_s == pytest.approx(0.4 * parts[0].others_s)
     assert parts[1].token_gap_s == parts[0].token_gap_s, "a node whose steps with drafts are too long makes none"
     assert choose(plain, drafting).decode == "b"
+
+
+@pytest.mark.parametrize("gap_s", [None, 0.02])
+def test_prompts_come_between_steps_that_drafts_make_longer(gap_s: float | None) -> None:
+    request = replace(REQUEST, objectives=Objectives(token_gap_s=gap_s))
+    plain, drafting = (
+        node(name, **busy(20), answer_pace=0.5, step_stretch=stretch) for name, stretch in (("a", 1.0), ("b", 1.5))
+    )
+    parts = [prompt_part(request, meeting(request, each)) for each in (plain, drafting)]
+    assert parts[1].first_token_s > parts[0].first_token_s
+    assert choose(plain, drafting, request=request).prefill == "a"
 
 
 def test_a_short_answer_is_generated_away_from_long_prompts() -> None:

@@ -20,7 +20,7 @@ from router.routing.policies.times import (
 COSTS = StepCosts(step_s=9.0, decode_s=1.0, context_s=0.0, chunk_s=2.0, token_s=1.0, depth_s=0.0)
 
 
-def node(*waiting: int, **load: int) -> Candidate:
+def node(*waiting: int, **load: float) -> Candidate:
     lengths = [0] * 12
     for each in waiting:
         lengths[each.bit_length() - 1] += each
@@ -48,6 +48,14 @@ def test_a_step_holds_as_much_of_a_prompt_as_the_gap_leaves(
     assert (steps.decode_s, steps.overhead_s) == (10.0, 12.0)
     assert (steps.step_work_s, steps.keeps_gap) == (pytest.approx(step_work_s), keeps_gap)
     assert pace(late, 0, 0, gap_s, 1.0).step_work_s == 100.0
+
+
+def test_prompts_come_between_steps_that_drafts_make_longer():
+    drafting = node(step_stretch=2.0)
+    assert pace(drafting, 1, 50, None, 1.0).overhead_s == 22.0
+    steps = pace(drafting, 1, 50, 60.0, 1.0)
+    assert (steps.decode_s, steps.overhead_s, steps.step_work_s) == (10.0, 22.0, pytest.approx(35.0))
+    assert pace(drafting, 1, 50, 30.0, 1.0).keeps_gap, "without drafts, which a node leaves out for that"
 
 
 @pytest.mark.parametrize(("gap_s", "room"), [(5.0, 1), (9.9, 1), (11.0, 2), (25.0, 16)])
