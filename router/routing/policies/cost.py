@@ -256,7 +256,9 @@ def held_back_s(request: RoutedRequest, answer: AnswerPart, hand_over_s: float) 
     gap is asked for with the next one. That waits for the hand-over, for half of a step, and for its own."""
     if request.objectives.token_gap_s is None:
         return 0.0
-    return hand_over_s + 1.5 * answer.rest_s / max(request.answer_tokens, 1)
+    load = answer.node.load
+    step_s = answer.rest_s / max(request.answer_tokens, 1) * load.step_stretch / load.answer_pace
+    return hand_over_s + 1.5 * step_s
 
 
 def fetch_s(holder: Candidate, receiver: Candidate, num_tokens: int) -> float | None:

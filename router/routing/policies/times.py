@@ -60,7 +60,7 @@ def pace(
         return NodePace(decode_s, drafted_s, step_work_s, overhead_s, True)
     least_s = token_work_s * MIN_GAP_TOKENS
     planned_s = max(least_s, costs.longest_s(token_gap_s) - overhead_s)
-    keeps_gap = token_gap_s - decode_s - costs.chunk_s >= least_s
+    keeps_gap = token_gap_s - (decode_s + costs.chunk_s) >= least_s
     return NodePace(decode_s, drafted_s, min(step_work_s, planned_s), overhead_s, keeps_gap)
 
 
@@ -97,10 +97,10 @@ def lost_share(
 
 
 def least_step_s(node: Candidate) -> float:
-    """A step of a node's present batch with as few tokens of prompts as there can be."""
+    """A step of a node's present batch with as few tokens of prompts as there can be, and without drafts."""
     costs, load = node.costs, node.load
     now = pace(node, load.num_decoding, load.context_tokens, None, costs.token_s)
-    return now.overhead_s + costs.token_s * MIN_GAP_TOKENS
+    return now.decode_s + costs.chunk_s + costs.token_s * MIN_GAP_TOKENS
 
 
 def room_within_gap(node: Candidate, token_gap_s: float) -> int:

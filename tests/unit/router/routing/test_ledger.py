@@ -8,7 +8,7 @@ import pytest
 
 from headrace.cache.hashing import prefix_keys
 from headrace.cache.hits import PrefixHit
-from headrace.step_costs import PROMPT_SECONDS, StepCosts, StepShape
+from headrace.step_costs import PROMPT_SECONDS, TIMED_STEPS, StepCosts, StepShape
 from headrace.wire.node_messages import NodeStatus, Role
 from router.routing.candidates import Load
 from router.routing.ledger import Ledger
@@ -149,6 +149,21 @@ def test_a_prompt_shrinks_no_faster_than_a_gap_between_tokens_lets_its_node_comp
     assert ledger.load("d0", 0.75).waiting_tokens == pytest.approx(500, abs=1), (
         "full chunks of 100 tokens, in steps of 150 ms"
     )
+
+
+def test_a_prompt_shrinks_between_the_longer_steps_of_a_node_that_drafts() -> None:
+    ledger = Ledger()
+    costs = StepCosts(0.05, 0.0, 0.0, chunk_s=0.0, token_s=0.001, depth_s=0.0, check_s=0.04, draft_s=0.01)
+    counted = {"sampled_tokens": 0.0, "accepted_tokens": 0.0, "drafted_tokens": 0.0, "draft_steps": 0.0}
+    beat(ledger, "d0", Role.DECODE, counters={TIMED_STEPS: 99.0, **counted}, costs=costs, num_decoding=1)
+    # Ten steps of one answer with a draft each, all of them right: 100 ms beside 50 without.
+    drafted = {"sampled_tokens": 20.0, "accepted_tokens": 10.0, "drafted_tokens": 10.0, "draft_steps": 10.0}
+    beat(ledger, "d0", Role.DECODE, 1.0, counters={TIMED_STEPS: 109.0, **drafted}, costs=costs, num_decoding=1)
+    load = ledger.load("d0", 1.0)
+    assert (load.step_stretch, load.answer_pace) == (pytest.approx(2.0), pytest.approx(1.0))
+    send(ledger, ALONE)
+    ledger.started(1, 1.0)
+    assert ledger.load("d0", 2.0).waiting_tokens == pytest.approx(500, abs=1), "a chunk of 100 tokens in each 200 ms"
 
 
 def test_the_share_of_the_last_seconds_in_which_prompts_waited() -> None:

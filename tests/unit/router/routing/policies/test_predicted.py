@@ -10,7 +10,7 @@ from headrace.step_costs import StepCosts
 from headrace.wire.node_messages import Role
 from router.routing.candidates import Candidate, LinkCosts, Load
 from router.routing.plan import Objectives, Plan, RoutedRequest
-from router.routing.policies.cost import answer_part, meeting, prompt_part
+from router.routing.policies.cost import answer_part, held_back_s, meeting, prompt_part
 from router.routing.policies.predicted import Predicted
 from router.routing.policies.times import pace as node_pace
 
@@ -197,15 +197,17 @@ def test_prompts_that_are_done_soon_keep_a_short_answer_away_but_no_long_one() -
     assert [plan.decode for plan in chosen] == ["d", "p"]
 
 
+@pytest.mark.parametrize("stretch", [1.0, 1.5])
 @pytest.mark.parametrize(("share", "gap_s"), [(0.0, None), (0.3, None), (0.3, 0.01), (1.0, None), (1.0, 0.01)])
 def test_an_answer_takes_the_steps_of_both_kinds_that_their_shares_of_the_time_hold(
-    share: float, gap_s: float | None
+    share: float, gap_s: float | None, stretch: float
 ) -> None:
+    """With drafts, too, here wrong ones: each step gives a token."""
     request = replace(REQUEST, objectives=Objectives(token_gap_s=gap_s))
-    met = meeting(request, node("p", Role.PREFILL, prompt_share=share))
+    met = meeting(request, node("p", Role.PREFILL, prompt_share=share, step_stretch=stretch, answer_pace=stretch))
     alone = node_pace(met.node, 1, REQUEST.num_tokens + 64, gap_s, met.work_s / REQUEST.num_tokens)
     with_prompts_s = alone.step_work_s + alone.overhead_s
-    tokens_per_s = share / with_prompts_s + (1 - share) / alone.decode_s
+    tokens_per_s = share / with_prompts_s + (1 - share) / alone.drafted_s
     assert answer_part(request, met).rest_s == pytest.approx(REQUEST.answer_tokens / tokens_per_s)
 
 
@@ -222,11 +224,41 @@ def test_answers_are_as_fast_as_their_nodes_drafts_make_them() -> None:
 def test_prompts_come_between_steps_that_drafts_make_longer(gap_s: float | None) -> None:
     request = replace(REQUEST, objectives=Objectives(token_gap_s=gap_s))
     plain, drafting = (
-        node(name, **busy(20), answer_pace=0.5, step_stretch=stretch) for name, stretch in (("a", 1.0), ("b", 1.5))
+        node(name, **busy(20), answer_pace=0.5, step_stretch=stretch) for name, stretch in (("b", 1.0), ("a", 1.5))
     )
     parts = [prompt_part(request, meeting(request, each)) for each in (plain, drafting)]
     assert parts[1].first_token_s > parts[0].first_token_s
-    assert choose(plain, drafting, request=request).prefill == "a"
+    assert choose(drafting, plain, request=request).prefill == "b"
+
+
+def test_an_answer_between_prompts_has_fewer_steps_with_drafts() -> None:
+    load = {**busy(20), **line(*[200_000] * 4)}
+    plain, drafting = (node("a", **load, step_stretch=stretch) for stretch in (1.0, 2.0))
+    parts = [answer_part(REQUEST, meeting(REQUEST, each)) for each in (plain, drafting)]
+    alone_s = answer_part(REQUEST, meeting(REQUEST, node("a", **busy(20)))).rest_s
+    stalled_s = [part.rest_s - alone_s for part in parts]
+    assert stalled_s[1] == pytest.approx(stalled_s[0] / 2), "each with a full chunk, half as many steps"
+
+
+@pytest.mark.parametrize(("role", "num_decoding"), [(Role.PREFILL, 0), (Role.DECODE, 20)])
+def test_prompts_lose_more_of_a_step_to_an_answer_with_drafts(role: Role, num_decoding: int) -> None:
+    request, lost = replace(REQUEST, objectives=Objectives(token_gap_s=0.05)), []
+    for stretch in (1.0, 2.0):
+        drafting = node("a", role, **busy(num_decoding), **line(40_000), answer_pace=2.0, step_stretch=stretch)
+        met = meeting(request, drafting)
+        of_answers_s = answer_part(
+            request, met._replace(node=node("a", **busy(num_decoding), answer_pace=2.0))
+        ).others_s
+        part = answer_part(request, met)
+        lost.append((part.others_s - (of_answers_s if num_decoding else 0.0)) / part.rest_s)
+    assert lost[1] > 1.2 * lost[0] > 0
+
+
+def test_a_first_token_that_is_handed_over_waits_for_whole_steps_with_drafts() -> None:
+    request = replace(REQUEST, objectives=Objectives(token_gap_s=0.05))
+    nodes = [node("d", answer_pace=0.5, step_stretch=stretch) for stretch in (1.0, 2.0)]
+    held = [held_back_s(request, answer_part(request, meeting(request, each)), 0.01) for each in nodes]
+    assert held[1] - 0.01 == pytest.approx(2 * (held[0] - 0.01))
 
 
 def test_a_short_answer_is_generated_away_from_long_prompts() -> None:

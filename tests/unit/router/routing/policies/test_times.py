@@ -8,8 +8,10 @@ from headrace.step_costs import KEPT_SHARE, StepCosts
 from headrace.wire.node_messages import Role
 from router.routing.candidates import Candidate, Load
 from router.routing.policies.times import (
+    NO_LINE,
     answers_at_once,
     first_token_s,
+    least_step_s,
     line,
     pace,
     place_wait_s,
@@ -55,7 +57,13 @@ def test_prompts_come_between_steps_that_drafts_make_longer():
     assert pace(drafting, 1, 50, None, 1.0).overhead_s == 22.0
     steps = pace(drafting, 1, 50, 60.0, 1.0)
     assert (steps.decode_s, steps.overhead_s, steps.step_work_s) == (10.0, 22.0, pytest.approx(35.0))
-    assert pace(drafting, 1, 50, 30.0, 1.0).keeps_gap, "without drafts, which a node leaves out for that"
+    assert first_token_s(steps, NO_LINE, 35.0) == pytest.approx(10.0 + 35.0 + 22.0), "half of a step first"
+
+
+def test_a_node_leaves_out_drafts_for_a_gap():
+    drafting = node(step_stretch=2.0, num_decoding=1, context_tokens=50)
+    assert pace(drafting, 1, 50, 30.0, 1.0).keeps_gap
+    assert least_step_s(drafting) == 10.0 + 2.0 + 16.0
 
 
 @pytest.mark.parametrize(("gap_s", "room"), [(5.0, 1), (9.9, 1), (11.0, 2), (25.0, 16)])
