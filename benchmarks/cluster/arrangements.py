@@ -268,7 +268,9 @@ def main(
     gap_ms: Annotated[list[float], typer.Option(help="the objective between two tokens; 0: none")] = [10.0],  # noqa: B006
     later_first_ms: Annotated[float, typer.Option(help="that of later turns for their first token; 0: none")] = 0.0,
     kind: Annotated[list[str], typer.Option(help=f"of {', '.join(KINDS)}")] = [*KINDS],  # noqa: B006
-    drafts: Annotated[list[int], typer.Option(help="of a sequence in a step at most; 0: none")] = [0],  # noqa: B006
+    drafts: Annotated[
+        list[int], typer.Option(min=0, max=len(GOLDEN), help="of a sequence in a step at most; 0: none")
+    ] = [0],  # noqa: B006
     device: Annotated[list[str], typer.Option(help="of one node each; two or four")] = ["cuda:0", "cuda:1"],  # noqa: B006
     shape: str = "granite-h-micro",
     model: Annotated[Path | None, typer.Option(help="a checkpoint's folder, instead of a shape")] = None,

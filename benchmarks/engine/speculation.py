@@ -75,7 +75,7 @@ class Probe:
     def reset(self, shares: Sequence[float]) -> None:
         """Begins to count anew; drafts are right by these shares from now on, as in `RightDrafts`."""
         self._pinned.right = RightDrafts(shares)
-        self._waited_ms = self.token_wait_ms = 0.0
+        self._waited_ms = self._token_wait_ms = 0.0
         self._checks: list[tuple[Any, Any]] = []
         self._passes: list[tuple[Any, Any]] = []
 
@@ -86,6 +86,11 @@ class Probe:
     @property
     def draft_ms(self) -> float:
         return self._waited_ms + self._sum_ms(self._passes)
+
+    @property
+    def wait_ms(self) -> float:
+        """Milliseconds in which the host waited for tokens or drafts."""
+        return self._token_wait_ms + self._waited_ms
 
     def _sum_ms(self, parts: list[tuple[Any, Any]]) -> float:
         if not self._is_cuda:
@@ -108,7 +113,7 @@ class Probe:
         def timed_ids() -> list[int]:
             began_s = time.perf_counter()
             found = ids()
-            self.token_wait_ms += 1e3 * (time.perf_counter() - began_s)
+            self._token_wait_ms += 1e3 * (time.perf_counter() - began_s)
             return found
 
         launched.drawn.ids = timed_ids  # type: ignore[method-assign]
@@ -166,7 +171,7 @@ def timed(built: BuiltEngine, probe: Probe, size: int, context: int, num_steps: 
         num_tokens / num_steps / size,
         probe.check_ms / num_steps,
         probe.draft_ms / num_steps,
-        host_ms=step_ms - probe.token_wait_ms / num_steps,
+        host_ms=step_ms - probe.wait_ms / num_steps,
     )
     batch.release()
     return times

@@ -18,6 +18,7 @@ import typer
 from benchmarks.cluster.arrangements import HEADER, LOADS, simulated_row, works
 from benchmarks.cluster.kinds import KINDS, Chunks, Contender
 from benchmarks.cluster.twin import Measured
+from benchmarks.pinned_drafts import GOLDEN
 from benchmarks.router.host import MEASURED_HOST as HOST
 from benchmarks.router.host import NO_HOST, HostCosts
 from headrace.step_costs import StepCosts
@@ -34,7 +35,9 @@ def main(
     gap_ms: Annotated[list[float], typer.Option(help="the objective between two tokens; 0: none")] = [10.0],  # noqa: B006
     later_first_ms: Annotated[float, typer.Option(help="that of later turns for their first token; 0: none")] = 0.0,
     kind: Annotated[list[str], typer.Option(help=f"of {', '.join(KINDS)}")] = [*KINDS],  # noqa: B006
-    drafts: Annotated[list[int], typer.Option(help="of an answer in a step at most; 0: none")] = [0],  # noqa: B006
+    drafts: Annotated[
+        list[int], typer.Option(min=0, max=len(GOLDEN), help="of an answer in a step at most; 0: none")
+    ] = [0],  # noqa: B006
     chats: Annotated[int | None, typer.Option(help="in all, instead of the load's own number")] = None,
     nodes: Annotated[int, typer.Option(help="in all: two, four, ...")] = 2,
     step_ms: Annotated[float, typer.Option(help="of a step that decodes")] = 1e3 * USUAL.step_s,

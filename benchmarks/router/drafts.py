@@ -1,10 +1,10 @@
-"""Drafts of a simulated node's steps, chosen as a real one's `auto` count does. Pure."""
+"""Drafts of a simulated node's steps, chosen as a real one's `auto` count does once it knows the chances. Pure."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from headrace.speculation.draft_count import PromptWork, StepPrice, best_counts
@@ -23,6 +23,8 @@ class StepDrafts(NamedTuple):
 
 
 PLAIN = StepDrafts()
+LEAST_TOKENS = 16
+"""Tokens of prompts that a step computes at the least: a block."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,8 @@ class Drafts:
         if not self.chances or not number:
             return PLAIN
         price = _price(costs, answers, waiting, max_step_tokens, token_gap_s)
-        counts = best_counts([self.chances] * number, price, number * len(self.chances))
+        most = max(0, max_step_tokens - number) // 2  # as many tokens stay for prompts
+        counts = best_counts([self.chances] * number, price, most)
         if not any(counts):
             return PLAIN
         return StepDrafts(counts, 1 + sum(sum(self.chances[:count]) for count in counts) / number)
@@ -64,9 +67,4 @@ def _price(
         plain_s += costs.chunk_s
     if token_gap_s is not None:
         limit_s = costs.longest_s(token_gap_s)
-    late_s = 0.0 if token_gap_s is None else replace(costs, late_s=0.0).longest_s(token_gap_s) - limit_s
-    return StepPrice(answers.num_decoding, plain_s, costs.check_s, costs.draft_s, limit_s, late_s, prompts=prompts)
-
-
-LEAST_TOKENS = 16
-"""Tokens of prompts that a step computes at the least: a block."""
+    return StepPrice(answers.num_decoding, plain_s, costs.check_s, costs.draft_s, limit_s, prompts=prompts)

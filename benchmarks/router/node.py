@@ -4,9 +4,9 @@ Steps without prompts come in strides: nothing changes until a sequence ends, so
 one event. What arrives meanwhile ends the stride with the step that is under way, or, if steps are launched ahead
 (`HostCosts`), with the one behind it.
 
-Differences from a real node: all sequences take part in each step; a request claims blocks for its whole answer when it
-is admitted, so that nothing is ever preempted; the checkpoint that an answer leaves is published at its end; a landing
-waits for the end of a step as an admission does.
+Differences from a real node: all sequences take part in each step, and get as many tokens if it has drafts; a request
+claims blocks for its whole answer when it is admitted, so that nothing is ever preempted; the checkpoint that an answer
+leaves is published at its end; a landing waits for the end of a step as an admission does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 
-from benchmarks.router.drafts import StepDrafts
+from benchmarks.router.drafts import NO_DRAFTS, PLAIN, StepDrafts
 from benchmarks.router.events import Events
 from benchmarks.router.first_come import FirstCome
 from benchmarks.router.turns import Turns
@@ -37,6 +37,8 @@ from headrace.step_costs import TIMED_STEPS, StepShape
 from headrace.wire.node_messages import Role
 from router.routing.candidates import Load
 
+ROUNDING = 1e-9
+"""Part of a token that is none: sums of fractions are not exact."""
 TRUSTED_STEPS = 99
 """Steps that a node has timed before the run: the router believes its costs."""
 ENGINE_BLOCK_TOKENS = 16
@@ -71,7 +73,7 @@ class SimulatedNode:
         self.busy_s = 0.0
         self.prefill_busy_s = 0.0
         self.prompt_s = 0.0
-        self.counted = Counter({TIMED_STEPS: TRUSTED_STEPS})
+        self.counted = Counter({TIMED_STEPS: TRUSTED_STEPS, "sampled_tokens": 0})
         self.cache = PrefixCache(
             num_blocks=shape.num_blocks,
             num_slots=shape.num_slots,
@@ -284,12 +286,15 @@ class SimulatedNode:
             self.prompt_s += costs.prompt_work_s(shape)
             return Stride(start_s, decode_s, 0.0, 1, num_decoding, chunks, prefill_s, drafted)
         step_s = max(decode_s, self.shape.host.turn_s(num_decoding, 0, has_prompts=False))  # from the second step on
-        num_steps = math.ceil((self._decoding[0][0] - self._num_tokens - self._token_part) / drafted.tokens)
+        missing = self._decoding[0][0] - self._num_tokens - self._token_part
+        num_steps = math.ceil(missing / drafted.tokens - ROUNDING)
         growth_s = costs.context_s * num_decoding * drafted.tokens
         return Stride(start_s, step_s, growth_s, num_steps, num_decoding, drafted=drafted)
 
     def _drafts(self, answers: StepShape) -> StepDrafts:
         """Drafts of a step with these answers."""
+        if self.shape.drafts == NO_DRAFTS:
+            return PLAIN
         waiting = sum((StepShape.prefill(w.num_computed, w.prefill_length) for w in self._prefilling), StepShape())
         shape = self.shape
         return shape.drafts.of_step(shape.costs, answers, waiting, shape.max_step_tokens, self._token_gap_s)
@@ -339,7 +344,7 @@ class SimulatedNode:
         if stride.num_decoding and stride.num_steps > 1 and self._events.now_s < stride.end_s:
             last = stride.last_step()  # apart from those before it: the host may have the tokens of it alone wait
             tokens_before, num_tokens = num_tokens - round(last.drafted.tokens), round(last.drafted.tokens)
-            self._log(tokens_before, last.start_s - stride.start_s, stride.num_decoding)
+            self._log(tokens_before, stride.num_steps - 1, last.start_s - stride.start_s, stride.num_decoding)
             self._num_strides += 1
         self._ending = prefilled, finished, last, num_tokens
 
@@ -347,7 +352,8 @@ class SimulatedNode:
         """Counts what the answers of a stride get; returns the tokens of each."""
         drafted, number = stride.drafted, stride.num_decoding
         tokens = self._token_part + stride.num_steps * drafted.tokens
-        num_tokens, self._token_part = int(tokens), tokens % 1
+        num_tokens = int(tokens + ROUNDING)
+        self._token_part = max(0.0, tokens - num_tokens)
         self._num_tokens += num_tokens
         self._context_tokens += num_tokens * number
         self.counted[TIMED_STEPS] += stride.num_steps
@@ -365,7 +371,7 @@ class SimulatedNode:
         (prefilled, finished, last, num_tokens), self._ending = self._ending, None
         self.busy_s += stride.seconds
         if stride.num_decoding:
-            self._log(num_tokens, self._events.now_s - last.start_s, last.num_decoding)
+            self._log(num_tokens, last.num_steps, self._events.now_s - last.start_s, last.num_decoding)
         for work in prefilled:
             self._on_prefilled(work)
             if work.source.answer_tokens == 1 and not work.is_handed_over:
@@ -373,8 +379,9 @@ class SimulatedNode:
         for work in finished:
             self._finish(work)
 
-    def _log(self, num_tokens: int, seconds: float, num_decoding: int) -> None:
+    def _log(self, num_tokens: int, num_steps: int, seconds: float, num_decoding: int) -> None:
         self.strides.tokens.append(num_tokens)
+        self.strides.steps.append(num_steps)
         self.strides.seconds.append(seconds)
         self.strides.batch.append(num_decoding)
 

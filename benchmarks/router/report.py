@@ -115,6 +115,7 @@ class _Gaps:
     def __init__(self, cluster: SimulatedCluster) -> None:
         self._holds_first = cluster.objectives.token_gap_s is not None
         self._tokens = [np.array(node.strides.tokens, dtype=np.int64) for node in cluster.nodes]
+        self._steps = [node.strides.steps for node in cluster.nodes]
         self._seconds = [np.array(node.strides.seconds) for node in cluster.nodes]
 
     def of(self, outcome: Outcome) -> tuple[np.ndarray, np.ndarray]:
@@ -133,7 +134,7 @@ class _Gaps:
         if not self._holds_first or outcome.decoding_s <= outcome.first_s or outcome.arrival.answer_tokens < 2:
             return outcome.first_s
         node, stride = outcome.decode_node, outcome.first_stride
-        return float(outcome.decoding_s + self._seconds[node][stride] / self._tokens[node][stride])
+        return float(outcome.decoding_s + self._seconds[node][stride] / self._steps[node][stride])
 
 
 def _mean_of_longest(seconds: np.ndarray, counts: np.ndarray) -> float:

@@ -135,9 +135,10 @@ class Work:
 
 @dataclass(slots=True)
 class StrideLog:
-    """Every stride with decoding sequences: tokens of each, the seconds, and how many sequences decoded."""
+    """Every stride with decoding sequences: tokens of each, steps, seconds, and how many sequences decoded."""
 
     tokens: list[int] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     batch: list[int] = field(default_factory=list)
 

@@ -12,9 +12,9 @@ from benchmarks.router.work import NodeShape
 from benchmarks.router.workload import Arrival, MooncakeTrace
 from headrace.cache.checkpoints import checkpoint_policy
 from headrace.cache.types import PrefixKey
-from headrace.step_costs import StepCosts, StepShape
+from headrace.step_costs import TIMED_STEPS, StepCosts, StepShape
 from router.routing.candidates import Candidate, LinkCosts
-from router.routing.plan import Plan, RoutedRequest
+from router.routing.plan import Objectives, Plan, RoutedRequest
 from router.routing.policies.round_robin import RoundRobin
 
 COSTS = StepCosts()
@@ -28,9 +28,9 @@ def arrival(at_s: float, num_tokens: int, answer_tokens: int) -> Arrival:
     return Arrival(at_s, num_tokens, answer_tokens, keys, chat=0)
 
 
-def run(*arrivals: Arrival, prefill: int = 0, shape: NodeShape = SHAPE) -> SimulatedCluster:
+def run(*arrivals: Arrival, prefill: int = 0, shape: NodeShape = SHAPE, gap_s: float | None = None) -> SimulatedCluster:
     nodes = Arrangement(1 - prefill, prefill, prefill, shape=shape, link=LINK)
-    cluster = SimulatedCluster(nodes, RoundRobin(), MooncakeTrace("few", arrivals))
+    cluster = SimulatedCluster(nodes, RoundRobin(), MooncakeTrace("few", arrivals), Objectives(token_gap_s=gap_s))
     cluster.run()
     return cluster
 
@@ -69,6 +69,32 @@ def test_drafts_that_are_never_right_are_not_made() -> None:
         run(arrival(0, 100, 50), shape=replace(SHAPE, drafts=drafts)) for drafts in (Drafts(), Drafts((0.01, 0.0)))
     )
     assert plain.outcomes[0].end_s == drafting.outcomes[0].end_s
+
+
+def test_a_gap_leaves_drafts_and_prompts_what_it_has() -> None:
+    shape = replace(SHAPE, costs=replace(COSTS, decode_s=300e-6), drafts=Drafts((0.9, 0.8)))
+    arrivals = [*(arrival(0.001 * i, 100, 200) for i in range(20)), arrival(0.1, 20_000, 1)]
+    wide, narrow = (run(*arrivals, shape=shape, gap_s=gap_s) for gap_s in (0.02, decode_s(101) + 0.5e-3))
+    assert wide.nodes[0].counted["drafted_tokens"] > 0 == narrow.nodes[0].counted["drafted_tokens"]
+    steps = wide.nodes[0].strides
+    longest_s = max(seconds / num for seconds, num in zip(steps.seconds, steps.steps, strict=True))
+    assert 0.018 < longest_s < 0.02, "prompts fill what drafts leave"
+
+
+def test_a_first_token_that_waits_for_the_second_waits_for_a_whole_step_with_drafts() -> None:
+    cluster = run(arrival(0, 100, 51), prefill=1, shape=replace(SHAPE, drafts=Drafts((1.0, 0.5))), gap_s=0.1)
+    shown_s = cluster.outcomes[0].decoding_s + decode_s(101) + COSTS.draft_part_s(2)
+    assert Result.of(cluster, cpu_s=1.0).first.p50 == pytest.approx(shown_s, rel=1e-4)
+
+
+def test_drafts_leave_room_for_the_answers_and_a_prompt_in_small_steps() -> None:
+    shape = replace(SHAPE, max_step_tokens=128, drafts=Drafts((0.9, 0.8, 0.7)))
+    cluster = run(*(arrival(0.001 * i, 40, 60) for i in range(50)), shape=shape)
+    assert cluster.nodes[0].counted["draft_steps"] > 0
+
+
+def test_a_node_reports_what_it_has_sampled_before_it_has_any() -> None:
+    assert run().nodes[0].counted.keys() >= {"sampled_tokens", TIMED_STEPS}
 
 
 def test_a_prompt_that_arrives_within_a_step_waits_for_its_end() -> None:
