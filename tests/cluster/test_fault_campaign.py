@@ -59,6 +59,7 @@ async def test_no_answer_is_wrong_and_everything_comes_back(
         case "link cut and restored":
             assert row.slowest_known_s < CUT_S[1] - 1  # nobody waits until the network is back
         case "decode nodes killed all the time":
-            assert row.migrated > row.right / 2
+            # One for each round at least: of eight answers in three rounds up to four begin behind the last kill.
+            assert row.migrated >= row.rounds
         case "message late":
             assert row.dropped >= rounds
