@@ -5,55 +5,13 @@ from itertools import combinations
 
 import pytest
 
-from headrace.cache.hits import PrefixHit
 from headrace.step_costs import StepCosts
 from headrace.wire.node_messages import Role
-from router.routing.candidates import Candidate, LinkCosts, Load
-from router.routing.plan import Objectives, Plan, RoutedRequest
-from router.routing.policies.cost import answer_part, held_back_s, meeting, prompt_part
+from router.routing.plan import Objectives, Plan
+from router.routing.policies.cost import answer_part, meeting
 from router.routing.policies.predicted import Predicted
 from router.routing.policies.times import pace as node_pace
-
-LINK = LinkCosts(latency_s=0.002, bytes_per_s=50e9)
-REQUEST = RoutedRequest(number=0, num_tokens=16384, answer_tokens=128)
-
-
-def node(name: str, role: Role = Role.DECODE, hit: int = 0, state: int | None = None, **load: object) -> Candidate:
-    state_tokens = hit if state is None else state
-    return Candidate(
-        name,
-        role,
-        hit=PrefixHit(hit, state_tokens, min(hit, state_tokens)),
-        load=Load(**{"free_tokens": 1 << 20, "free_slots": 256, "prompt_use": 1.0} | load),  # type: ignore[arg-type]
-        costs=StepCosts(),
-        chunk_tokens=8192,
-        block_size=16,
-        bytes_per_token=8192,
-        state_bytes=50 << 20,
-        links={other: LINK for other in ("a", "b", "c", "d", "p") if other != name},
-    )
-
-
-def busy(num_decoding: int, context: int = 16384) -> dict[str, object]:
-    return {"num_decoding": num_decoding, "context_tokens": num_decoding * context}
-
-
-def line(*lengths: int) -> dict[str, object]:
-    counts = [0] * 20
-    for length in lengths:
-        counts[length.bit_length() - 1] += length
-    return {
-        "waiting_tokens": sum(lengths),
-        "waiting_depths": sum(length * (length - 1) // 2 for length in lengths),
-        "waiting_lengths": tuple(counts),
-        "num_waiting": len(lengths),
-    }
-
-
-def choose(*nodes: Candidate, request: RoutedRequest = REQUEST) -> Plan:
-    plan = Predicted().choose(request, sorted(nodes, key=lambda each: each.name))
-    assert plan is not None
-    return plan
+from tests.support.router.priced_nodes import LINK, REQUEST, busy, choose, line, node
 
 
 def where(plan: Plan) -> tuple[str, str | None]:
@@ -209,56 +167,6 @@ def test_an_answer_takes_the_steps_of_both_kinds_that_their_shares_of_the_time_h
     with_prompts_s = alone.step_work_s + alone.overhead_s
     tokens_per_s = share / with_prompts_s + (1 - share) / alone.drafted_s
     assert answer_part(request, met).rest_s == pytest.approx(REQUEST.answer_tokens / tokens_per_s)
-
-
-def test_answers_are_as_fast_as_their_nodes_drafts_make_them() -> None:
-    plain, drafting = (node(name, **busy(20), answer_pace=pace) for name, pace in (("a", 1.0), ("b", 0.4)))
-    parts = [answer_part(REQUEST, meeting(REQUEST, each)) for each in (plain, drafting)]
-    assert parts[1].rest_s == pytest.approx(0.4 * parts[0].rest_s)
-    assert parts[1].others_s == pytest.approx(0.4 * parts[0].others_s)
-    assert parts[1].token_gap_s == parts[0].token_gap_s, "a node whose steps with drafts are too long makes none"
-    assert choose(plain, drafting).decode == "b"
-
-
-@pytest.mark.parametrize("gap_s", [None, 0.02])
-def test_prompts_come_between_steps_that_drafts_make_longer(gap_s: float | None) -> None:
-    request = replace(REQUEST, objectives=Objectives(token_gap_s=gap_s))
-    plain, drafting = (
-        node(name, **busy(20), answer_pace=0.5, step_stretch=stretch) for name, stretch in (("b", 1.0), ("a", 1.5))
-    )
-    parts = [prompt_part(request, meeting(request, each)) for each in (plain, drafting)]
-    assert parts[1].first_token_s > parts[0].first_token_s
-    assert choose(drafting, plain, request=request).prefill == "b"
-
-
-def test_an_answer_between_prompts_has_fewer_steps_with_drafts() -> None:
-    load = {**busy(20), **line(*[200_000] * 4)}
-    plain, drafting = (node("a", **load, step_stretch=stretch) for stretch in (1.0, 2.0))
-    parts = [answer_part(REQUEST, meeting(REQUEST, each)) for each in (plain, drafting)]
-    alone_s = answer_part(REQUEST, meeting(REQUEST, node("a", **busy(20)))).rest_s
-    stalled_s = [part.rest_s - alone_s for part in parts]
-    assert stalled_s[1] == pytest.approx(stalled_s[0] / 2), "each with a full chunk, half as many steps"
-
-
-@pytest.mark.parametrize(("role", "num_decoding"), [(Role.PREFILL, 0), (Role.DECODE, 20)])
-def test_prompts_lose_more_of_a_step_to_an_answer_with_drafts(role: Role, num_decoding: int) -> None:
-    request, lost = replace(REQUEST, objectives=Objectives(token_gap_s=0.05)), []
-    for stretch in (1.0, 2.0):
-        drafting = node("a", role, **busy(num_decoding), **line(40_000), answer_pace=2.0, step_stretch=stretch)
-        met = meeting(request, drafting)
-        of_answers_s = answer_part(
-            request, met._replace(node=node("a", **busy(num_decoding), answer_pace=2.0))
-        ).others_s
-        part = answer_part(request, met)
-        lost.append((part.others_s - (of_answers_s if num_decoding else 0.0)) / part.rest_s)
-    assert lost[1] > 1.2 * lost[0] > 0
-
-
-def test_a_first_token_that_is_handed_over_waits_for_whole_steps_with_drafts() -> None:
-    request = replace(REQUEST, objectives=Objectives(token_gap_s=0.05))
-    nodes = [node("d", answer_pace=0.5, step_stretch=stretch) for stretch in (1.0, 2.0)]
-    held = [held_back_s(request, answer_part(request, meeting(request, each)), 0.01) for each in nodes]
-    assert held[1] - 0.01 == pytest.approx(2 * (held[0] - 0.01))
 
 
 def test_a_short_answer_is_generated_away_from_long_prompts() -> None:
