@@ -189,6 +189,7 @@ class SimulatedCluster:
             needs_decode=arrival.answer_tokens > 1,
             waited_s=self.events.now_s - arrival.at_s,
             objectives=Objectives(arrival.first_token_s).over(self.objectives),
+            caches_are_short=self._view.caches_are_short,
         )
         self._view.catch_up(self.events.now_s)
         candidates = self._view.candidates(arrival, self.events.now_s, avoided=outcome.avoided)

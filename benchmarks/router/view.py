@@ -104,6 +104,10 @@ class RouterView:
             _, feed, changes = pending.popleft()
             feed.apply(changes)
 
+    @property
+    def caches_are_short(self) -> bool:
+        return self._snapshots.caches_are_short(self._roles)
+
     def candidates(self, arrival: Arrival, now_s: float, avoided: Collection[str] = ()) -> Sequence[Candidate]:
         """The real snapshot; for a model of attention alone every block is one from which a node can resume."""
         keys = {self._nodes[0].shape.block_size: arrival.keys}

@@ -136,7 +136,7 @@ class NodeSearch:
         roles = {name: node.role for name, node in live.items()}
         avoided = {name for name, node in live.items() if node.id in self._avoided}
         dying = {name for name, node in live.items() if self._host_deaths.may_include(node.info, now_s)}
-        routed = self._routed(request)
+        routed = self._routed(request, context.snapshots.caches_are_short(roles))
         waits_for = dying if is_suspect else set()
         left_out = [avoided | dying] if is_suspect or not dying else [avoided | dying, avoided]
         pinned = [pins, Pins(decode=pins.decode, is_reserved=True) if pins.is_reserved else ANYWHERE]
@@ -162,7 +162,7 @@ class NodeSearch:
                 relief_s=min(plan.relief_s, config.request_timeout_s),
             )
 
-    def _routed(self, request: Request) -> RoutedRequest:
+    def _routed(self, request: Request, caches_are_short: bool) -> RoutedRequest:
         sampling = request.sampling
         return RoutedRequest(
             number=next(self._context.numbers),
@@ -176,6 +176,7 @@ class NodeSearch:
             may_fetch=self._context.config.fetch_from_others,
             objectives=self._objectives,
             session_nodes=self._context.sessions.nodes_of(self._session),
+            caches_are_short=caches_are_short,
         )
 
     def _orphan_holder(self) -> NodeEntry | None:

@@ -14,6 +14,7 @@ from router.routing.candidates import Candidate, Load
 from router.routing.coming_hits import ComingHits
 from router.routing.node_book import Answer, NodeBook, Prompt
 from router.routing.plan import Plan, RoutedRequest
+from router.routing.reuse import Reuses
 
 HITS_TTL_S = 2.0
 """How long a computed prompt counts as cached before the node's own report: events take milliseconds, longer if the
@@ -36,6 +37,7 @@ class Ledger:
         self._books: dict[str, NodeBook] = {}
         self._sent: dict[int, _Sent] = {}
         self.coming = ComingHits(hits_ttl_s)
+        self.reuses = Reuses()
 
     def heartbeat(self, info: NodeInfo, status: NodeStatus, now_s: float) -> None:
         """Takes over a node's own figures; the node may be new."""
@@ -94,6 +96,7 @@ class Ledger:
         known = keys.get(prefill.block_size, ())
         positions = _positions(len(known), prefill.block_size, start, num_tokens, boundaries)
         self.coming.expect(number, plan.prefill, known, positions)
+        self.reuses.began(number, known, prefill.block_size)
 
     def reserved(self, number: int) -> None:
         """The node that will generate has reserved what it needs."""
@@ -133,6 +136,7 @@ class Ledger:
             return
         self._end_prompt(number, sent, now_s)
         self.coming.given_up(number)
+        self.reuses.ended(number)
         if (book := self._book(sent.decode)) is not None:
             book.end_answer(number)
 

@@ -47,6 +47,7 @@ class RoutedRequest:
     is_scored       the whole prompt is computed for its logprobs, whatever is cached
     may_fetch       False: no node fetches what another one has cached
     session_nodes   served the last request of the same session, the one that generated first: they go before equals
+    caches_are_short    nodes that are meant for prompts, but may generate, are needed for what their caches keep
     """
 
     number: int
@@ -58,6 +59,7 @@ class RoutedRequest:
     may_fetch: bool = True
     objectives: Objectives = NO_OBJECTIVES
     session_nodes: tuple[str, ...] = ()
+    caches_are_short: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from router.routing.coming_hits import with_coming
 from router.routing.fresh_costs import FreshCosts
 from router.routing.ledger import Ledger
 from router.routing.links import LinksOf, MeasuredLinks
+from router.routing.reuse import NO_REUSE, CacheSize, ReuseCurve
 
 KNOWN_AFTER_STEPS = 32
 """A node that has timed fewer steps is taken to cost what others do: the fits to the first few vary by more than nodes
@@ -64,6 +65,7 @@ class Snapshots:
         self._peers: dict[str, frozenset[str]] = {}
         self._doubtful: frozenset[str] = frozenset()
         self._board: _Board | None = None
+        self._shortness: tuple[ReuseCurve, Mapping[str, Role], bool] = (NO_REUSE, {}, False)
         self._reported: set[str] = set()  # since the board was made
 
     def heartbeat(self, info: NodeInfo, status: NodeStatus, now_s: float) -> None:
@@ -123,6 +125,22 @@ class Snapshots:
         if avoided:
             found = [each for each in found if each.name not in avoided]
         return found if pins is ANYWHERE else [pins.narrow(each) for each in found]
+
+    def caches_are_short(self, roles: Mapping[str, Role]) -> bool:
+        """True if the nodes that are not meant for prompts do not keep what comes back, and all together do.
+
+        roles   of the nodes that may be given work, by name
+        """
+        if self.roles_are_fixed:
+            return False
+        curve = self._ledger.reuses.curve
+        for_curve, for_roles, is_short = self._shortness
+        if curve is not for_curve or roles != for_roles:
+            sizes = {name: facts.cache_size for name in roles if (facts := self._facts.get(name)) is not None}
+            others = [size for name, size in sizes.items() if roles[name] is not Role.PREFILL]
+            is_short = len(others) < len(sizes) and curve.is_too_little(_sum(others), _sum(sizes.values()))
+            self._shortness = curve, dict(roles), is_short
+        return is_short
 
     def _current_board(self, roles: Mapping[str, Role], now_s: float) -> _Board:
         """The candidates of now, without hits."""
@@ -230,6 +248,10 @@ def _usual_costs(nodes: Sequence[_Facts]) -> Mapping[str, StepCosts]:
     return usual
 
 
+def _sum(sizes: Collection[CacheSize]) -> CacheSize:
+    return CacheSize(sum(each.tokens for each in sizes), sum(each.states for each in sizes))
+
+
 def _is_out_of_reach(device: str, kinds: Collection[str]) -> bool:
     return all(transfer_refusal(kind, device) is not None for kind in kinds)
 
@@ -267,6 +289,7 @@ class _Facts:
         self.links: Mapping[str, LinkCosts] = NO_LINKS
         self.layout = info.layout
         self.chunk_tokens = info.max_step_tokens
+        self.cache_size = CacheSize(info.num_blocks * info.layout.block_size, info.num_slots)
         self.costs = costs
         self.timed_steps = status.counters.get(TIMED_STEPS, 0)
         self.is_known = self.timed_steps >= KNOWN_AFTER_STEPS

@@ -56,6 +56,9 @@ RECEIVED_WEIGHT = 1.0
 """The same for a token that a node receives, by which its chat has two copies, while the node has empty blocks."""
 DISPLACING_WEIGHT = 4.0
 """And if the second copy takes the place of something else."""
+SHORT_WEIGHT = 2.0
+"""Both count so many times more where that comes back, which caches are too short to keep twice. Measured on simulated
+chats (docs/routing.md)."""
 
 
 class PromptPart(NamedTuple):
@@ -154,7 +157,7 @@ def prompt_part(
     others_s = node_s * (1.0 + delayed + waiting.weighed(AHEAD_WEIGHT, PROMPT_WEIGHT))
     others_s += costs.token_s * STORED_WEIGHT * num_tokens
     if fetch_from is not None:
-        others_s += received_s(node, start - node.hit.attention_tokens)
+        others_s += received_s(request, node, start - node.hit.attention_tokens)
     computing_s = steps.seconds(own_s)
     wait_s = first_token_s(steps, waiting, own_s) - computing_s
     # What is fetched arrives while the prompt waits for its turn.
@@ -206,7 +209,7 @@ def answer_part(request: RoutedRequest, met: Meeting) -> AnswerPart:
         others_s += (HOSTED_WEIGHT if is_meant_for_prompts else 1.0) * num_prompts * lost * rest_s
         if gap_s is None:
             others_s += STALL_WEIGHT * stalled_s / (number if number > SHORT_ANSWER_TOKENS else SHORT_ANSWER_TOKENS)
-    copied_s = received_s(node, request.num_tokens - node.hit.attention_tokens)
+    copied_s = received_s(request, node, request.num_tokens - node.hit.attention_tokens)
     wait_s = place_wait_s(node, num_tokens, answer_s)
     seconds = wait_s + rest_s + others_s + copied_s
     # As much less of the others fits in meanwhile.
@@ -216,11 +219,12 @@ def answer_part(request: RoutedRequest, met: Meeting) -> AnswerPart:
     return AnswerPart(node, wait_s, rest_s, others_s, copied_s, held_share, after.decode_s, seconds)
 
 
-def received_s(node: Candidate, num_tokens: int) -> float:
+def received_s(request: RoutedRequest, node: Candidate, num_tokens: int) -> float:
     """Work that later requests there have to do for the second copy of so many tokens."""
     if num_tokens <= 0:
         return 0.0
     weight = RECEIVED_WEIGHT if node.load.empty_tokens >= num_tokens else DISPLACING_WEIGHT
+    weight *= SHORT_WEIGHT if request.caches_are_short else 1.0
     return weight * node.costs.token_s * num_tokens
 
 

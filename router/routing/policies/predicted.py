@@ -54,7 +54,7 @@ class Predicted:
         if request.session_nodes:
             nodes.sort(key=lambda node: node.name not in request.session_nodes)
         listed = shortlist(nodes)
-        if _prompts_are_few(candidates):
+        if request.caches_are_short or _prompts_are_few(candidates):
             listed = [node if node.role is Role.BOTH else node._replace(role=Role.BOTH) for node in listed]
         best = _best(request, listed)
         return None if best is None else best.plan(request)

@@ -11,6 +11,7 @@ import pytest
 
 from headrace.cache.hashing import prefix_keys
 from headrace.cache.hits import PrefixHit
+from headrace.cache.types import PrefixKey
 from headrace.step_costs import TIMED_STEPS, StepCosts
 from headrace.wire.cache_updates import CacheSnapshotPart
 from headrace.wire.node_messages import LinkStatus, NodeStatus, PoolStatus, Role
@@ -195,6 +196,27 @@ def test_a_snapshot_after_many_others_equals_the_first_one_of_a_router_that_has_
 
 def _comparable(node: Candidate) -> Candidate:
     return node._replace(links=dict(node.links))
+
+
+@pytest.mark.parametrize(("num_prompts", "are_short"), [(40, False), (96, True), (200, False)])
+def test_caches_are_short_where_those_for_answers_lose_what_all_keep(num_prompts: int, are_short: bool) -> None:
+    """Of prompts of 1,024 tokens two nodes keep 64 and all four 128."""
+    block, last = PrefixKey(bytes(32)), b"\xff"  # the last block of each is followed
+    prompts = [{16: [*[block] * 63, PrefixKey(last + b"%d" % prompt)]} for prompt in range(num_prompts)]
+    for roles_are_fixed in (False, True):
+        cluster = Cluster(roles_are_fixed=roles_are_fixed)
+        for name, role in ROLES.items():
+            info = node_info(name, role, num_blocks=32 * 64, num_slots=1 << 20)
+            cluster.snapshots.heartbeat(info, node_status(), 0.0)
+        candidates = cluster.snapshots.take(ROLES, {}, 1025, 0.0)
+        for number in range(1000):
+            request, keys = RoutedRequest(number, 1025, 10), prompts[number % num_prompts]
+            cluster.ledger.sent(request, Plan("p0", "d0"), candidates, keys)
+            cluster.ledger.ended(number, 0.0)
+        assert cluster.snapshots.caches_are_short(ROLES) == (are_short and not roles_are_fixed)
+        undivided = {name: Role.BOTH for name in ROLES}
+        assert not cluster.snapshots.caches_are_short(undivided)
+        assert not cluster.snapshots.caches_are_short({**undivided, "p0": Role.PREFILL}), "three nodes keep 96"
 
 
 @pytest.mark.parametrize("slow_start", [1.0, 30.0])

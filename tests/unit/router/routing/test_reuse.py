@@ -1,0 +1,144 @@
+"""Reuse distances: what caches of any size keep, beside caches of that size that are replayed."""
+
+import random
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from headrace.cache.types import PrefixKey
+from router.routing import reuse
+from router.routing.reuse import CacheSize, Reuses
+
+BLOCK_SIZE = reuse.EVERY_TOKENS  # each of these blocks is looked at
+SAMPLE_TOKENS = BLOCK_SIZE * (reuse.LOW_BITS + 1)
+ANY = 1 << 40
+
+
+def sampled(chat: int, num_samples: int) -> list[PrefixKey]:
+    """Keys of a prefix whose blocks are followed, all of them."""
+    return [PrefixKey(bytes([0xFF]) + f"{chat} {place}".encode()) for place in range(num_samples)]
+
+
+def seen(reuses: Reuses, requests: Sequence[tuple[int, Sequence[PrefixKey]]]) -> Reuses:
+    """These requests, one after the other."""
+    for number, keys in requests:
+        reuses.began(number, keys, BLOCK_SIZE)
+        reuses.ended(number)
+    return reuses
+
+
+def chats(rng: random.Random, num_chats: int, num_requests: int) -> Iterator[tuple[int, Sequence[PrefixKey]]]:
+    """Turns of chats at random, each of which goes on for eight turns and is followed by another."""
+    turns = {chat: 0 for chat in range(num_chats)}
+    for number in range(num_requests):
+        chat = rng.choice(list(turns))
+        yield number, sampled(chat, 16 + 2 * turns[chat])
+        turns[chat] += 1
+        if turns[chat] == 8:
+            del turns[chat]
+            turns[num_chats + number] = 0
+
+
+def computed_by_a_cache(requests: Sequence[tuple[int, Sequence[PrefixKey]]], num_samples: int) -> float:
+    """The share of the last requests that a node computes whose cache has so many samples and evicts by recency."""
+    cached: OrderedDict[PrefixKey, None] = OrderedDict()
+    computed = total = 0
+    for place, (_, keys) in enumerate(requests):
+        if place >= len(requests) - reuse.RECENT_REQUESTS:
+            computed += sum(key not in cached for key in keys)
+            total += len(keys)
+        for key in keys:
+            cached[key] = None
+            cached.move_to_end(key)
+        while len(cached) > num_samples:
+            cached.popitem(last=False)
+    return computed / total
+
+
+def test_nothing_is_known_at_first() -> None:
+    assert Reuses().curve.computed_share(0, 0) == 0
+    assert not Reuses().curve.is_too_little(CacheSize(0, 0), CacheSize(ANY, ANY))
+
+
+@pytest.mark.parametrize("num_chats", [8, 24])
+def test_shares_are_those_of_caches_that_evict_by_recency(num_chats: int) -> None:
+    requests = list(chats(random.Random(num_chats), num_chats, 1024))
+    curve = seen(Reuses(), requests).curve
+    for num_samples in (1, 100, 200, 400, 600, 1200):
+        found = computed_by_a_cache(requests, num_samples)
+        assert curve.computed_share(num_samples * SAMPLE_TOKENS, ANY) == pytest.approx(found, abs=0.06)
+
+
+def test_real_keys_are_sampled_to_the_tokens_that_they_stand_for() -> None:
+    """Blocks of any size: a prompt that comes back is found where others have used fewer tokens than the cache has."""
+    rng = random.Random(0)
+    for block_size in (16, 32, 64, 128):
+        reuses = Reuses()
+        prompts = [[PrefixKey(rng.randbytes(32)) for _ in range(65536 // block_size)] for _ in range(20)]
+        for number in range(200):
+            reuses.began(number, prompts[number % 20], block_size)
+            reuses.ended(number)
+        assert reuses.curve.computed_share(24 * 65536, ANY) < 0.2  # the first uses
+        assert reuses.curve.computed_share(16 * 65536, ANY) == 1
+
+
+def test_what_requests_under_way_use_takes_room_until_they_end() -> None:
+    """Twenty chats with no pause between their turns: one returns as soon as it ends, and all others are in use."""
+    reuses = Reuses()
+    prompts = [sampled(chat, 20) for chat in range(20)]
+    for chat, keys in enumerate(prompts):
+        reuses.began(chat, keys, BLOCK_SIZE)
+    for number in range(20, 520):
+        reuses.ended(number - 20)
+        reuses.began(number, prompts[number % 20], BLOCK_SIZE)
+    assert reuses.curve.computed_share(410 * SAMPLE_TOKENS, ANY) == 0
+    assert reuses.curve.computed_share(370 * SAMPLE_TOKENS, ANY) == 1
+    assert reuses.curve.computed_share(ANY, 26) == 0
+    assert reuses.curve.computed_share(ANY, 18) == 1
+
+
+def test_states_are_kept_for_so_many_requests_however_short_these_are() -> None:
+    requests = [(number, sampled(number % 30, 1)) for number in range(600)]
+    curve = seen(Reuses(), requests).curve
+    assert curve.computed_share(ANY, 40) == 0
+    assert curve.computed_share(ANY, 20) == 1
+
+
+def test_a_prefix_that_others_use_is_found_wherever_it_was_used_last() -> None:
+    system, reuses = sampled(-1, 8), Reuses()
+    for number in range(64):
+        reuses.began(number, [*system, *sampled(number, 8)], BLOCK_SIZE)
+    assert reuses.curve.computed_share(ANY, ANY) == pytest.approx(0.5, abs=0.01)
+    for number in range(64):
+        reuses.ended(number)
+    seen(reuses, [(number, [*system, *sampled(number % 64, 8)]) for number in range(64, 320)])
+    assert reuses.curve.computed_share(ANY, ANY) == 0
+
+
+def test_memory_is_bounded_and_what_is_forgotten_counts_as_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reuse, "MOST_GENERATIONS", 8)
+    reuses = seen(Reuses(), [(number, sampled(number, 40)) for number in range(500)])
+    assert len(reuses._generation_of) <= 9 * 40
+    seen(reuses, [(number, sampled(number, 40)) for number in range(300)])
+    assert reuses.curve.computed_share(ANY, ANY) == 1
+
+
+def test_an_idle_sample_among_busy_ones_keeps_no_endless_list_of_generations() -> None:
+    reuses = seen(Reuses(), [(0, sampled(0, 40))])
+    for number in range(1, 50_000):
+        reuses.began(number, sampled(1, 1), BLOCK_SIZE)
+        reuses.ended(number)
+    assert len(reuses._generations) <= reuse.MOST_GENERATIONS
+
+
+def test_a_part_is_too_little_only_where_the_whole_would_keep_more() -> None:
+    requests = [(number, sampled(number % 10, 40)) for number in range(400)]  # 360 samples between two uses
+    curve = seen(Reuses(), requests).curve
+    small, large = (CacheSize(num_samples * SAMPLE_TOKENS, ANY) for num_samples in (200, 500))
+    assert curve.is_too_little(small, large)
+    assert not curve.is_too_little(small, small)
+    assert not curve.is_too_little(large, large)
+    few, many = CacheSize(ANY, 12), CacheSize(ANY, 100)
+    assert curve.is_too_little(few, many)
+    assert not curve.is_too_little(few, CacheSize(ANY, 6))
