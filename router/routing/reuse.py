@@ -18,7 +18,7 @@ from headrace.cache.types import PrefixKey
 
 EVERY_TOKENS = 64
 LOW_BITS = 15
-"""Of the blocks that end at every 64th token a sixteenth is followed: where the key's first byte has these bits set."""
+"""A sixteenth of the blocks that end at every 64th token is followed: where the key's first byte has these bits set."""
 SAMPLES_A_GENERATION = 32
 REQUESTS_A_GENERATION = 8
 """Samples that were last used together are a generation: of distances, the step in which they are counted. It is
@@ -35,7 +35,7 @@ room there while they wait elsewhere. Measured on simulated chats (docs/routing.
 RECENT_REQUESTS = 256
 """So many requests make the curve."""
 REQUESTS_A_CURVE = 8
-"""It is made anew after so many."""
+"""Requests after which the curve is made anew."""
 
 
 class Reuse(NamedTuple):
@@ -58,7 +58,7 @@ class CacheSize(NamedTuple):
 
 @dataclass(frozen=True)
 class ReuseCurve:
-    """What recent requests would have found in caches of any size."""
+    """The reuses of recent requests, and so what they would have found in caches of any size."""
 
     reuses: Sequence[Reuse] = ()
 
