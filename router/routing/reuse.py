@@ -24,7 +24,7 @@ REQUESTS_A_GENERATION = 8
 """Samples that were last used together are a generation: of distances, the step in which they are counted. It is
 complete with so many of them, or when so many requests have ended."""
 MOST_GENERATIONS = 4096
-"""Followed at once: 134 million tokens. What was last used before them counts as new."""
+"""Followed at once: some 134 million tokens at most. What was last used before them counts as new."""
 MOST_COMPUTED_ANEW = 1.1
 """Tokens of prompts that are computed where a part of the caches keeps what comes back, as a multiple of those where
 all of them do, above which that part is too little: elastic roles are worth about so much more work."""
