@@ -14,10 +14,12 @@ from headrace.request import FinishReason
 
 def num_right(drawn: SequenceOf[int], drafts: SequenceOf[int]) -> int:
     """Leading drafts that are the token drawn in their place."""
-    for place, draft in enumerate(drafts):
-        if drawn[place] != draft:
-            return place
-    return len(drafts)
+    number = 0
+    for token_id, draft in zip(drawn, drafts, strict=False):
+        if token_id != draft:
+            break
+        number += 1
+    return number
 
 
 def append_new(sequence: Sequence, token_ids: list[int], rules: StopRules) -> tuple[int, FinishReason | None]:

@@ -142,8 +142,8 @@ class CapturedDrafts:
         return (
             len(starts) <= self.sizes[-1]
             and num_passes <= self._drafted.shape[1]
-            and all(len(start.entry.tokens) <= self._drafted.shape[1] + 1 for start in starts)
-            and all(len(start.block_ids) <= self._max_blocks for start in starts)
+            and max((len(start.entry.tokens) for start in starts), default=1) <= self._drafted.shape[1] + 1
+            and max((len(start.entry.block_ids) for start in starts), default=0) <= self._max_blocks
         )
 
     @torch.inference_mode()
@@ -151,7 +151,7 @@ class CapturedDrafts:
         """Has the layer draft behind the step that was just launched, whatever that draws. Waits for nothing."""
         n, size = len(starts), next(size for size in self.sizes if size >= len(starts))
         rows = self._checked.packed(starts, size, num_passes)
-        width = max(cdiv(start.num_tokens(num_passes), self._block_size) for start in starts)
+        width = cdiv(max(start.num_tokens(num_passes) for start in starts), self._block_size)
         self._unpack(rows, starts, width, self._checked.fields(size))
         if num_passes == self._drafted.shape[1]:
             self._whole[size].replay()

@@ -71,7 +71,7 @@ class EngineDrafts(EngineTokens):
         return (
             len(decoding) <= self._scheduler.max_running
             and num_missing <= self._tail_rows.num_free
-            and all(sequence.draws_alike for sequence in decoding)
+            and all(sequence.same_draw is not None or sequence.draws_alike for sequence in decoding)
         )
 
     def _draft_behind(self, step: InFlight, drafting: Drafting, decoding: set[Sequence], now_s: float) -> None:

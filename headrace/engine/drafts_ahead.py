@@ -9,8 +9,7 @@ Legend    B sequences of a captured size, T tokens of each in a check at most, K
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import overload
+from typing import NamedTuple, overload
 
 import numpy as np
 import torch
@@ -24,9 +23,8 @@ from headrace.kernels.sampling.checked_rows import CheckSources
 from headrace.kernels.sampling.draft_starts import DraftStarts, StartField, find_draft_starts
 
 
-@dataclass(frozen=True)
-class CheckedSequence:
-    """One sequence that decodes in a launched step, with drafts or without.
+class CheckedSequence(NamedTuple):
+    """One sequence that decodes in a launched step, with drafts or without. A tuple, as a step makes one for each.
 
     entry         its part of the step
     first_draw    index of the draw behind its newest token; those behind its drafts follow
@@ -120,19 +118,25 @@ class CheckedStarts:
 
     def packed(self, starts: Sequence[CheckedSequence], size: int, num_passes: int) -> np.ndarray:
         """[size, F], for `fields`."""
-        N, K = len(StartField), self._sources.drafted.shape[1]
+        n, N, K = len(starts), len(StartField), self._sources.drafted.shape[1]
         rows = np.tile(self._padding, (size, 1))
-        for row, start in zip(rows, starts, strict=False):
-            entry = start.entry
+        numbers, future_rows = [], np.full(n, PAD_SLOT)
+        for row, start in enumerate(starts):
+            entry, behind = start.entry, start.entry.behind
             assert entry.tail is not None, "a model with an MTP layer keeps tails"
-            num_drafts, right = len(entry.tokens) - 1, PAD_SLOT if entry.behind is None else entry.behind.row
-            numbers = (start.first_draw, entry.start, num_drafts, start.num_covered, num_passes, right, entry.tail.row)
-            row[:N] = numbers  # in the order of `StartField`
-            if entry.future_drafts is None:
-                row[N : N + num_drafts] = entry.tokens[1:]
-            else:
-                first = entry.future_drafts * K
-                row[N + K : N + K + num_drafts] = range(first, first + num_drafts)
+            num_drafts, right = len(entry.tokens) - 1, PAD_SLOT if behind is None else behind.row
+            numbers.append(  # in the order of `StartField`
+                (start.first_draw, entry.start, num_drafts, start.num_covered, num_passes, right, entry.tail.row)
+            )
+            if entry.future_drafts is not None:
+                future_rows[row] = entry.future_drafts
+            elif num_drafts:
+                rows[row, N : N + num_drafts] = entry.tokens[1:]
+        if n:
+            rows[:n, :N] = numbers
+        place = np.arange(K)
+        is_future = (future_rows >= 0)[:, None] & (place < rows[:n, StartField.NUM_DRAFTS, None])
+        rows[:n, N + K :] = np.where(is_future, future_rows[:, None] * K + place, PAD_SLOT)
         return rows
 
     def fields(self, size: int) -> Tensor:

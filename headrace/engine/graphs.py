@@ -156,9 +156,9 @@ class StepGraphs:
             is_last = n == len(replays) - 1
             logits.append(part if is_last else part.clone())  # the next replay may overwrite it
         order = [i for _, some in replays for i in some for _ in range(inputs[i].num_logits)]
-        by_input = sorted(range(len(order)), key=order.__getitem__)
         joined = logits[0] if len(logits) == 1 else torch.cat(logits)
-        if by_input != list(range(len(order))):
+        if order != sorted(order):
+            by_input = sorted(range(len(order)), key=order.__getitem__)
             return Replayed(joined.index_select(0, upload_values(by_input, joined.device)), is_drawn=False)
         return Replayed(joined, is_drawn=len(replays) == 1 and replays[0][0] is not self.prefills)
 
@@ -167,7 +167,7 @@ class StepGraphs:
 
         Of a pass, single tokens come first, and among them and among the longer chunks those with logits.
         """
-        by_need = sorted(range(len(inputs)), key=lambda i: not inputs[i].num_logits)
+        by_need = sorted(range(len(inputs)), key=[not entry.num_logits for entry in inputs].__getitem__)
         is_single = [entry.is_decode or entry.has_drafts for entry in inputs]
         single = [i for i in by_need if is_single[i]]
         longer = [i for i in by_need if not is_single[i]]

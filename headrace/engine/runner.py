@@ -290,7 +290,10 @@ class ModelRunner:
         rows, wanted = [row for row, _ in draws], [draw for _, draw in draws]
         ids = self._drawn[: len(draws)]
         num_right = None if self._sources is None else self._sources.num_right
-        bans = pending_bans(wanted, self._drawn, self.model.config.vocab_size)  # before the step overwrites them
+        are_greedy = all(draw.is_greedy for draw in wanted)
+        bans = None  # found before the step overwrites the tokens that they depend on
+        if not are_greedy:
+            bans = pending_bans(wanted, self._drawn, self.model.config.vocab_size)
         if scored:
             # Logits of all rows at once could take more memory than there is: a gigabyte for each thousand rows.
             hidden = self._hidden(inputs)
@@ -305,7 +308,7 @@ class ModelRunner:
         if rows != list(range(len(logits))):
             drawn_from = logits.select(upload_values(rows, self.model.device))
         are_drawn = replayed is not None and replayed.is_drawn and drawn_from is logits
-        if draws and not (are_drawn and all(draw.is_greedy for draw in wanted)):
+        if draws and not (are_drawn and are_greedy):
             masks = self._masks(wait_for_masks)
             ids.copy_(choose(drawn_from, wanted, self.token_counts, self.token_biases, bans, masks, num_right))
         return Launched(logits, Drawn(drawn_from, ids, wanted), [])

@@ -140,8 +140,7 @@ class Drawn:
 
     def __init__(self, logits: Logits, ids: Tensor, draws: Sequence[Draw]):
         """Row i of logits [N, V] and ids [N] belong to draws[i]. Both may be overwritten by the next launch."""
-        wanted = [draw.sampling.logprobs for draw in draws]
-        reported = [(row, num_top) for row, num_top in enumerate(wanted) if num_top is not None]
+        reported = [(row, num_top) for row, draw in enumerate(draws) if (num_top := draw.sampling.logprobs) is not None]
         most = max((num_top for _, num_top in reported), default=0)
         step = rows_at_once(logits.rows.shape[1], most)
         self._pending: list[tuple[PendingLogprobs, dict[int, int]]] = []

@@ -195,26 +195,27 @@ class EngineTokens(EngineRequests):
             self.drafting.steps += step.has_drafts
         for chunk in step.chunks:
             if chunk.num_drafts:
-                self._take_verified(chunk, step, chunk.sequence in running)
+                self._take_verified(chunk, step, ids, chunk.sequence in running)
 
-    def _take_verified(self, chunk: ScheduledChunk[Sequence], step: InFlight, is_running: bool) -> None:
+    def _take_verified(self, chunk: ScheduledChunk[Sequence], step: InFlight, ids: list[int], is_running: bool) -> None:
         """Takes the tokens drawn after a sequence's newest token and its drafts, up to the first that is no draft.
 
-        They are published and appended as if each had come in a step of its own.
+        They are published and appended as if each had come in a step of its own. `ids`: what the step's draws drew.
         """
-        sequence, drafts, drawn = chunk.sequence, chunk.drafts, step.launched.drawn
+        sequence, drafts = chunk.sequence, chunk.drafts
         first_draw = step.inputs.draw_index[sequence]
         sequence.behind = None
         if sequence.drafts is drafts:  # else these are of the next step, which was launched behind this one
             sequence.drafts = ()
         if is_running:
-            token_ids = drawn.ids()[first_draw : first_draw + 1 + len(drafts)]
+            token_ids = ids[first_draw : first_draw + 1 + chunk.num_drafts]
             num_taken, finish = append_new(sequence, token_ids[: num_right(token_ids, drafts) + 1], self._rules)
             keep_accepted(chunk, num_taken, self.cache, self._publisher)
             self.computed_tokens += num_taken
             if num_taken > 1 and sequence.request.sampling.has_penalty:
                 self._runner.token_counts.count(sequence, token_ids[1:num_taken])
-            self._appended(Taken(sequence, drawn, slice(first_draw, first_draw + num_taken), finish))
+            draws = slice(first_draw, first_draw + num_taken)
+            self._appended(Taken(sequence, step.launched.drawn, draws, finish))
             if self.drafting is not None:
                 self.drafting.verified(sequence, step.offers[sequence], num_taken - 1)
         self.cache.draft_slots.give_back(chunk.draft_slots)

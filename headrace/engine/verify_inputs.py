@@ -11,14 +11,16 @@ Legend    B sequences, n of them real and the others padding; T rows of each; M 
 from collections.abc import Sequence
 from enum import IntEnum
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import torch
 
+from headrace.cache.tails import BehindCheck
 from headrace.engine.decode_inputs import PAD_SLOT, HostTable, round_up
 from headrace.forward.forward_batch import DecodeGroup, DecodeRows, ForwardBatch
 from headrace.forward.memory import CacheMemory
-from headrace.forward.sequence_input import SequenceInput, tail_fields, written_slots
+from headrace.forward.sequence_input import SequenceInput, tail_fields
 from headrace.kernels.attention.decode import PagedContexts
 from headrace.kernels.attention.paged_attention import PagedDecode
 from headrace.kernels.lib.segments import StateSource
@@ -28,6 +30,7 @@ from headrace.kernels.lib.unpack import unpack
 from headrace.kernels.lib.upload import PinnedBuffers
 from headrace.kernels.sampling.checked_rows import CheckField, CheckSources, place_checked_rows
 
+NOT_BEHIND = BehindCheck(row=PAD_SLOT, num_drafts=0, base=None, slot=PAD_SLOT)
 PADDING = np.full(len(CheckField), PAD_SLOT, dtype=np.int32)
 PADDING[[CheckField.LENGTH, CheckField.START, CheckField.BASE]] = 0
 
@@ -76,7 +79,7 @@ class VerifyInputs:
     def load(self, inputs: Sequence[SequenceInput], num_rows: int) -> None:
         """Rows of these steps, and padding up to `num_rows`. Waits for nothing."""
         n, B = len(inputs), num_rows // self.rows_each
-        width = max((cdiv(entry.end_at_most, self._block_size) for entry in inputs), default=0)
+        width = cdiv(max((entry.end_at_most for entry in inputs), default=0), self._block_size)
         end_rows = len(RowField) * num_rows
         end_fields = end_rows + len(CheckField) * B
         with self._buffers.next(end_fields + n * width) as packed:
@@ -101,17 +104,17 @@ class VerifyInputs:
         fields[:, CheckField.ROW] = tails[:, TailField.ROW]
         is_written = tails[:, TailField.DST] >= 0
         fields[:, CheckField.WRITTEN] = np.where(is_written, base + tails[:, TailField.WRITTEN], PAD_SLOT)
-        fields[:, [CheckField.RIGHT, CheckField.NEXT_SRC, CheckField.NEXT_BASE]] = PAD_SLOT
-        for row, entry in zip(fields, inputs, strict=True):
-            if entry.behind is not None:
-                row[CheckField.RIGHT] = entry.behind.row
-                row[CheckField.NEXT_SRC], row[CheckField.NEXT_BASE] = entry.behind.slot, _or_pad(entry.behind.base)
+        behind = [entry.behind or NOT_BEHIND for entry in inputs]
+        fields[:, CheckField.RIGHT] = [each.row for each in behind]
+        fields[:, CheckField.NEXT_SRC] = [each.slot for each in behind]
+        fields[:, CheckField.NEXT_BASE] = [_or_pad(each.base) for each in behind]
         return fields
 
     def _fill_rows(self, rows_FBT: np.ndarray, inputs: Sequence[SequenceInput]) -> None:
         n, T = len(inputs), self.rows_each
-        numbers = [(len(entry.tokens), entry.num_logits, _or_pad(entry.future_drafts)) for entry in inputs]
-        lengths, num_logits, future_rows = np.array(numbers, dtype=np.int64).reshape(n, 3).T
+        lengths = np.array([len(entry.tokens) for entry in inputs], dtype=np.int64)
+        num_logits = np.array([entry.num_logits for entry in inputs], dtype=np.int64)
+        future_rows = np.array([_or_pad(entry.future_drafts) for entry in inputs], dtype=np.int64)
         place = np.arange(T)
         is_real = place < lengths[:, None]
         is_future = is_real & (place > 0) & (future_rows >= 0)[:, None]
@@ -120,8 +123,11 @@ class VerifyInputs:
         rows_FBT[RowField.FUTURE, :n] = np.where(
             is_future, future_rows[:, None] * self._sources.drafted.shape[1] + place - 1, PAD_SLOT
         )
-        rows_FBT[RowField.TOKEN, :n][is_real] = [token for entry in inputs for token in entry.tokens]
-        rows_FBT[RowField.DST, :n][is_real] = [slot for entry in inputs for slot in written_slots(entry)]
+        rows_FBT[RowField.TOKEN, :n][is_real] = list(chain.from_iterable([entry.tokens for entry in inputs]))
+        rows_FBT[RowField.DST, np.arange(n), lengths - 1] = [entry.dst_slot for entry in inputs]
+        for sequence, entry in enumerate(inputs):
+            if entry.emit:
+                rows_FBT[RowField.DST, sequence, : len(entry.emit)] = [slot for _, slot in entry.emit]
         wanted = np.flatnonzero(is_real & (place >= (lengths - num_logits)[:, None]))
         rows_FBT[RowField.LOGITS].reshape(-1)[: len(wanted)] = wanted
 

@@ -40,7 +40,11 @@ class SequenceInput:
     is_prompt: bool = False  # of a prompt, or computed again: not a decode, even if it is one token
     tail: TailStep | None = None  # of a decode; None: it has none, or the model keeps no tails
     behind: BehindCheck | None = None
+    # Asked many times in a step, so each is found once.
     is_decode: bool = field(init=False)  # one new token of an answer
+    has_drafts: bool = field(init=False)  # all rows with logits, and a tail, or slots for the states
+    end: int = field(init=False)
+    end_at_most: int = field(init=False)  # end of its tokens if all drafts before them are right
 
     def __post_init__(self) -> None:
         num_tokens = len(self.tokens)
@@ -48,7 +52,12 @@ class SequenceInput:
             raise ValueError("a step needs at least one token")
         if self.num_logits not in (0, 1, num_tokens):
             raise ValueError(f"num_logits {self.num_logits} is not 0, 1 or {num_tokens}")
+        self.end = self.end_at_most = self.start + num_tokens
+        if self.behind is not None:
+            self.end_at_most += self.behind.num_drafts
         self.is_decode = num_tokens == 1 and not self.is_prompt
+        is_checked = num_tokens > 1 and self.num_logits == num_tokens and not self.is_prompt
+        self.has_drafts = is_checked and (self.tail is not None or len(self.emit) == num_tokens - 1)
         if self.future_token is not None and not (self.is_decode or self.has_drafts):
             raise ValueError(f"{num_tokens} tokens, one still to be drawn: only the newest can be unknown")
         if self.behind is not None and (self.future_token is None or self.tail is None):
@@ -58,22 +67,6 @@ class SequenceInput:
         for position, _ in self.emit:
             if not self.start < position < self.end:
                 raise ValueError(f"emit at {position} is not inside ({self.start}, {self.end})")
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.tokens)
-
-    @property
-    def end_at_most(self) -> int:
-        """End of its tokens if all drafts before them are right."""
-        return self.end + (0 if self.behind is None else self.behind.num_drafts)
-
-    @property
-    def has_drafts(self) -> bool:
-        """True for a new token and drafts behind it: logits of every row, and a tail or a slot for each state."""
-        if self.is_prompt or len(self.tokens) == 1 or self.num_logits != len(self.tokens):
-            return False
-        return self.tail is not None or len(self.emit) == self.num_logits - 1
 
 
 def known_place(entry: SequenceInput, num_right: int, interval: int) -> SequenceInput:

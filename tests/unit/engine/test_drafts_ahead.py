@@ -123,7 +123,7 @@ def test_passes_begin_behind_the_drafts_that_were_right(num_passes: int, trained
     drawn = torch.tensor([2, 3, 4, 50, 6, 51, 52, 53, 54])
     ours._drawn[:9] = drawn
     starts = [CheckedSequence(entry, first, 64) for entry, first in zip(inputs, (0, 4, 7), strict=True)]
-    starts[2] = replace(starts[2], num_covered=12)
+    starts[2] = starts[2]._replace(num_covered=12)
     made = ours.draft_ahead(starts, num_passes)
     known = [
         DraftStart(50, 14 + 4, blocks_of(0), plain.memory.ring_place(0, 14 + 3), num_passes),
