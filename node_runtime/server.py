@@ -271,6 +271,7 @@ class NodeServer:
             start_s=start_s,
             max_step_tokens=self.config.engine.max_step_tokens,
             host_id=self._host_id,
+            num_packed_slots=built.sizes.num_packed_slots,
         )
 
     @property

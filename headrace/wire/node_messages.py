@@ -36,6 +36,7 @@ class NodeInfo:
     start_s            how long its start took, mostly to load the model
     max_step_tokens    the most tokens in one of its steps
     host_id            equal on nodes that die together, with their host; empty: not known
+    num_packed_slots   of packed checkpoints, beside `num_slots`; 0: checkpoints lie in those
     """
 
     name: str
@@ -54,6 +55,7 @@ class NodeInfo:
     start_s: float = 0.0
     max_step_tokens: int = 1024
     host_id: str = ""
+    num_packed_slots: int = 0
 
 
 @dataclass(frozen=True)

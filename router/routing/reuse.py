@@ -15,6 +15,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from headrace.cache.types import PrefixKey
+from headrace.wire.node_messages import NodeInfo
 
 EVERY_TOKENS = 64
 LOW_BITS = 15
@@ -54,6 +55,11 @@ class CacheSize(NamedTuple):
 
     tokens: int
     states: int
+
+    @classmethod
+    def of(cls, node: NodeInfo) -> CacheSize:
+        """A node's. Packed checkpoints have slots of their own, beside those of running requests."""
+        return cls(node.num_blocks * node.layout.block_size, node.num_slots + node.num_packed_slots)
 
 
 @dataclass(frozen=True)

@@ -289,7 +289,7 @@ class _Facts:
         self.links: Mapping[str, LinkCosts] = NO_LINKS
         self.layout = info.layout
         self.chunk_tokens = info.max_step_tokens
-        self.cache_size = CacheSize(info.num_blocks * info.layout.block_size, info.num_slots)
+        self.cache_size = CacheSize.of(info)
         self.costs = costs
         self.timed_steps = status.counters.get(TIMED_STEPS, 0)
         self.is_known = self.timed_steps >= KNOWN_AFTER_STEPS

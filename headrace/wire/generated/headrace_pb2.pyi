@@ -1307,6 +1307,7 @@ class NodeInfo(_message.Message):
     START_S_FIELD_NUMBER: _builtins.int
     MAX_STEP_TOKENS_FIELD_NUMBER: _builtins.int
     HOST_ID_FIELD_NUMBER: _builtins.int
+    NUM_PACKED_SLOTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     role: Global___Role.ValueType
     incarnation: _builtins.int
@@ -1330,6 +1331,8 @@ class NodeInfo(_message.Message):
     """the most tokens in one of its steps"""
     host_id: _builtins.str
     """of what dies together: nodes with the same one share a host; empty: not known"""
+    num_packed_slots: _builtins.int
+    """of packed checkpoints, beside `num_slots`; 0: checkpoints lie in those"""
     @_builtins.property
     def layout(self) -> Global___Layout: ...
     def __init__(
@@ -1351,10 +1354,11 @@ class NodeInfo(_message.Message):
         start_s: _builtins.float = ...,
         max_step_tokens: _builtins.int = ...,
         host_id: _builtins.str = ...,
+        num_packed_slots: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "device", b"device", "host_id", b"host_id", "incarnation", b"incarnation", "layout", b"layout", "max_message_bytes", b"max_message_bytes", "max_model_tokens", b"max_model_tokens", "max_step_tokens", b"max_step_tokens", "name", b"name", "num_blocks", b"num_blocks", "num_slots", b"num_slots", "pid", b"pid", "role", b"role", "start_s", b"start_s", "transfer_address", b"transfer_address", "transfer_version", b"transfer_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "device", b"device", "host_id", b"host_id", "incarnation", b"incarnation", "layout", b"layout", "max_message_bytes", b"max_message_bytes", "max_model_tokens", b"max_model_tokens", "max_step_tokens", b"max_step_tokens", "name", b"name", "num_blocks", b"num_blocks", "num_packed_slots", b"num_packed_slots", "num_slots", b"num_slots", "pid", b"pid", "role", b"role", "start_s", b"start_s", "transfer_address", b"transfer_address", "transfer_version", b"transfer_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

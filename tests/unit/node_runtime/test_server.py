@@ -1,12 +1,16 @@
-"""A node that cannot start leaves nothing open."""
+"""A node that cannot start leaves nothing open, and one that starts says what it holds."""
 
 import json
 import socket
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
+from node.config import NodeConfig
+from node.server import node_server
+from tests.support.engine.driving import SMALL
 from tests.support.patience import PATIENCE_S
 
 START_ON_A_TAKEN_PORT = """
@@ -46,3 +50,14 @@ def test_a_taken_port_ends_the_engine_and_the_transport(tiny_checkpoint) -> None
     found = json.loads(done.stdout.splitlines()[-1])
     assert f"cannot listen on 127.0.0.1:{port}" in found["said"]
     assert (found["engines"], found["transport"], found["tasks"]) == ([], False, 0)
+
+
+async def test_a_node_registers_the_slots_of_its_packed_checkpoints(tiny_checkpoint) -> None:
+    node = node_server(NodeConfig("n0", tiny_checkpoint("granite"), engine=replace(SMALL, checkpoint_dtype="int8")))
+    await node.start()
+    try:
+        stats = node.runtime.built.engine.cache.stats()
+        assert stats.packed is not None
+        assert node.info.num_packed_slots == stats.packed.free > 0
+    finally:
+        await node.stop()

@@ -198,25 +198,61 @@ def _comparable(node: Candidate) -> Candidate:
     return node._replace(links=dict(node.links))
 
 
+def ask_in_turn(cluster: Cluster, num_prompts: int) -> None:
+    """A thousand requests with prompts of 1,024 tokens, of whose blocks the last one is followed."""
+    block, last = PrefixKey(bytes(32)), b"\xff"
+    prompts = [{16: [*[block] * 63, PrefixKey(last + b"%d" % prompt)]} for prompt in range(num_prompts)]
+    candidates = cluster.snapshots.take(ROLES, {}, 1025, 0.0)
+    for number in range(1000):
+        request, keys = RoutedRequest(number, 1025, 10), prompts[number % num_prompts]
+        cluster.ledger.sent(request, Plan("p0", "d0"), candidates, keys)
+        cluster.ledger.ended(number, 0.0)
+
+
+def cluster_of(*, roles_are_fixed: bool = False, **sizes: int) -> Cluster:
+    """Four nodes that hold so much each, of blocks or slots as good as everything if these are not given."""
+    cluster = Cluster(roles_are_fixed=roles_are_fixed)
+    for name, role in ROLES.items():
+        info = node_info(name, role, **({"num_blocks": 1 << 20, "num_slots": 1 << 20} | sizes))
+        cluster.snapshots.heartbeat(info, node_status(), 0.0)
+    return cluster
+
+
+UNDIVIDED = dict.fromkeys(ROLES, Role.BOTH)
+
+
 @pytest.mark.parametrize(("num_prompts", "are_short"), [(40, False), (96, True), (200, False)])
 def test_caches_are_short_where_those_for_answers_lose_what_all_keep(num_prompts: int, are_short: bool) -> None:
     """Of prompts of 1,024 tokens two nodes keep 64 and all four 128."""
-    block, last = PrefixKey(bytes(32)), b"\xff"  # the last block of each is followed
-    prompts = [{16: [*[block] * 63, PrefixKey(last + b"%d" % prompt)]} for prompt in range(num_prompts)]
     for roles_are_fixed in (False, True):
-        cluster = Cluster(roles_are_fixed=roles_are_fixed)
-        for name, role in ROLES.items():
-            info = node_info(name, role, num_blocks=32 * 64, num_slots=1 << 20)
-            cluster.snapshots.heartbeat(info, node_status(), 0.0)
-        candidates = cluster.snapshots.take(ROLES, {}, 1025, 0.0)
-        for number in range(1000):
-            request, keys = RoutedRequest(number, 1025, 10), prompts[number % num_prompts]
-            cluster.ledger.sent(request, Plan("p0", "d0"), candidates, keys)
-            cluster.ledger.ended(number, 0.0)
+        cluster = cluster_of(roles_are_fixed=roles_are_fixed, num_blocks=32 * 64)
+        assert not cluster.snapshots.caches_are_short(ROLES), "nothing is known yet"
+        ask_in_turn(cluster, num_prompts)
         assert cluster.snapshots.caches_are_short(ROLES) == (are_short and not roles_are_fixed)
-        undivided = {name: Role.BOTH for name in ROLES}
-        assert not cluster.snapshots.caches_are_short(undivided)
-        assert not cluster.snapshots.caches_are_short({**undivided, "p0": Role.PREFILL}), "three nodes keep 96"
+        assert not cluster.snapshots.caches_are_short(UNDIVIDED)
+        assert not cluster.snapshots.caches_are_short({**UNDIVIDED, "p0": Role.PREFILL}), "three nodes keep 96"
+
+
+def test_caches_are_short_by_slots_too() -> None:
+    """Of 96 prompts two nodes keep 140 / 1.6 states, all four 280 / 1.15."""
+    cluster = cluster_of(num_slots=70)
+    ask_in_turn(cluster, 96)
+    assert cluster.snapshots.caches_are_short(ROLES)
+    assert not cluster.snapshots.caches_are_short(UNDIVIDED)
+
+
+def test_packed_checkpoints_have_slots_beside_those_of_running_requests() -> None:
+    cluster = cluster_of(num_slots=10, num_packed_slots=100)
+    ask_in_turn(cluster, 96)
+    assert not cluster.snapshots.caches_are_short(ROLES)
+
+
+def test_roles_may_change_in_place() -> None:
+    cluster, roles = cluster_of(num_blocks=32 * 64), dict(ROLES)
+    ask_in_turn(cluster, 96)
+    assert cluster.snapshots.caches_are_short(roles)
+    roles |= UNDIVIDED
+    assert not cluster.snapshots.caches_are_short(roles)
 
 
 @pytest.mark.parametrize("slow_start", [1.0, 30.0])
