@@ -91,7 +91,8 @@ NO_REUSE = ReuseCurve()
 class Reuses:
     """The prompts that a router sends, by samples of their blocks, and the curve of the last ones.
 
-    What requests under way use is in use at their nodes, too: nothing evicts it, and it is last used when they end.
+    What requests under way use is in use at their nodes, too: nothing evicts it, so that others find it in any cache,
+    and it is last used when they end.
     """
 
     def __init__(self) -> None:
@@ -110,11 +111,12 @@ class Reuses:
         stride = max(1, EVERY_TOKENS // block_size)
         sample_tokens = stride * block_size * (LOW_BITS + 1)
         samples = [key for key in keys[stride - 1 :: stride] if key[0] & LOW_BITS == LOW_BITS]
-        found: Counter[int | None] = Counter()
-        in_use = len(self._users)
-        for key in samples:
-            found[self._newest if key in self._users else self._taken(key)] += 1
-        self._recent.append([self._reuse(count, sample_tokens, since, in_use) for since, count in found.items()])
+        unused = [key for key in samples if key not in self._users]
+        found = Counter(map(self._taken, unused))
+        reuses = [self._reuse(count, sample_tokens, generation) for generation, count in found.items()]
+        if len(unused) < len(samples):
+            reuses.append(Reuse(len(samples) - len(unused), 0, 0))
+        self._recent.append(reuses)
         self._users.update(samples)
         self._in_use[number] = samples
         self._num_begun += 1
@@ -144,13 +146,13 @@ class Reuses:
             self._generations[generation - self._newest - 1].num_samples -= 1
         return generation
 
-    def _reuse(self, count: int, sample_tokens: int, generation: int | None, in_use: int) -> Reuse:
-        """So many samples, last used in this generation, while so many are in use."""
+    def _reuse(self, count: int, sample_tokens: int, generation: int | None) -> Reuse:
+        """So many samples, last used in this generation."""
         if generation is None:
             return Reuse(count, math.inf, math.inf)
         age = self._newest - generation
         *later, its_own = islice(reversed(self._generations), age + 1)
-        samples = in_use + sum(each.num_samples for each in later) + its_own.num_samples / 2
+        samples = len(self._users) + sum(each.num_samples for each in later) + its_own.num_samples / 2
         last_request = later[-1].first_request if later else self._num_ended
         requests = len(self._in_use) + self._num_ended - (its_own.first_request + last_request) / 2
         return Reuse(count, samples * sample_tokens, requests)

@@ -116,6 +116,24 @@ def test_a_prefix_that_others_use_is_found_wherever_it_was_used_last() -> None:
     assert reuses.curve.computed_share(ANY, ANY) == 0
 
 
+def test_what_a_request_under_way_uses_is_found_in_any_cache_until_its_last_user_ends() -> None:
+    """Else a system prompt would count as lost where as many requests are under way as there are slots."""
+    system, reuses = sampled(-1, 8), Reuses()
+    for number in range(96):
+        reuses.began(number, [*system, *sampled(number, 8)], BLOCK_SIZE)
+    for number in range(96, 352):
+        reuses.ended(number - 96)
+        reuses.began(number, [*system, *sampled(number, 8)], BLOCK_SIZE)
+    assert reuses.curve.computed_share(1, 1) == 0.5
+    for number in range(256, 352):
+        reuses.ended(number)
+    seen(reuses, [(number, sampled(number, 8)) for number in range(352, 432)])
+    for number in range(432, 688):
+        reuses.began(number, system, BLOCK_SIZE)
+    assert reuses.curve.computed_share(1, 1) == 1 / 256, "the first of these uses"
+    assert reuses.curve.computed_share(ANY, ANY) == 0
+
+
 def test_memory_is_bounded_and_what_is_forgotten_counts_as_new(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reuse, "MOST_GENERATIONS", 8)
     reuses = seen(Reuses(), [(number, sampled(number, 40)) for number in range(500)])
