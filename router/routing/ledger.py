@@ -96,7 +96,8 @@ class Ledger:
         known = keys.get(prefill.block_size, ())
         positions = _positions(len(known), prefill.block_size, start, num_tokens, boundaries)
         self.coming.expect(number, plan.prefill, known, positions)
-        self.reuses.began(number, known, prefill.block_size)
+        size = min(keys, default=prefill.block_size)  # one for all nodes: each size has keys of its own
+        self.reuses.began(number, keys.get(size, ()), size)
 
     def reserved(self, number: int) -> None:
         """The node that will generate has reserved what it needs."""
