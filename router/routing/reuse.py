@@ -24,8 +24,9 @@ SAMPLES_A_GENERATION = 32
 REQUESTS_A_GENERATION = 8
 """Samples that were last used together are a generation: of distances, the step in which they are counted. It is
 complete with so many of them, or when so many requests have ended."""
+MOST_SAMPLES = 1 << 17
 MOST_GENERATIONS = 4096
-"""Followed at once: some 134 million tokens at most. What was last used before them counts as new."""
+"""Followed at once: samples of 134 million tokens, some 30 MB. What was last used before them counts as new."""
 MOST_COMPUTED_ANEW = 1.1
 """Tokens of prompts that are computed where a part of the caches keeps what comes back, as a multiple of those where
 all of them do, above which that part is too little: elastic roles are worth about so much more work."""
@@ -159,10 +160,12 @@ class Reuses:
 
     def _forget(self) -> None:
         """Drops what was last used before all that may be followed, and generations of which nothing is left."""
-        generations = self._generations
-        while len(generations) > MOST_GENERATIONS or (len(generations) > 1 and not generations[0].num_samples):
+        generations, samples = self._generations, self._generation_of
+        while len(generations) > 1 and (
+            not generations[0].num_samples or len(generations) > MOST_GENERATIONS or len(samples) > MOST_SAMPLES
+        ):
             for _ in range(generations.popleft().num_samples):
-                self._generation_of.popitem(last=False)
+                samples.popitem(last=False)
 
 
 @dataclass(slots=True)

@@ -1,6 +1,8 @@
 """Reuse distances: what caches of any size keep, beside caches of that size that are replayed."""
 
+import math
 import random
+import tracemalloc
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
@@ -134,20 +136,43 @@ def test_what_a_request_under_way_uses_is_found_in_any_cache_until_its_last_user
     assert reuses.curve.computed_share(ANY, ANY) == 0
 
 
-def test_memory_is_bounded_and_what_is_forgotten_counts_as_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reuse, "MOST_GENERATIONS", 8)
-    reuses = seen(Reuses(), [(number, sampled(number, 40)) for number in range(500)])
-    assert len(reuses._generation_of) <= 9 * 40
-    seen(reuses, [(number, sampled(number, 40)) for number in range(300)])
-    assert reuses.curve.computed_share(ANY, ANY) == 1
+def comes_back(keys: Sequence[PrefixKey], others: Sequence[Sequence[PrefixKey]]) -> bool:
+    """True if a prompt is known when it comes again after these others, a multiple of `REQUESTS_A_CURVE`."""
+    reuses = seen(Reuses(), list(enumerate([keys, *others])))
+    again = reuse.REQUESTS_A_CURVE
+    for number in range(1 - again, 0):
+        reuses.began(number, keys, BLOCK_SIZE)
+    return not math.isinf(reuses.curve.reuses[1 - again].tokens)
 
 
-def test_an_idle_sample_among_busy_ones_keeps_no_endless_list_of_generations() -> None:
-    reuses = seen(Reuses(), [(0, sampled(0, 40))])
-    for number in range(1, 50_000):
-        reuses.began(number, sampled(1, 1), BLOCK_SIZE)
-        reuses.ended(number)
-    assert len(reuses._generations) <= reuse.MOST_GENERATIONS
+@pytest.mark.parametrize(("num_samples", "kept", "lost"), [(1, 8000, 8400), (32, 1000, 1048), (1024, 56, 72)])
+def test_what_was_last_used_too_long_ago_counts_as_new(
+    num_samples: int, kept: int, lost: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight short prompts are a generation, and long ones alone are many times one."""
+    monkeypatch.setattr(reuse, "MOST_SAMPLES", 64 * 1024)
+    monkeypatch.setattr(reuse, "MOST_GENERATIONS", 1024)
+    first, *others = (sampled(number, num_samples) for number in range(1 + lost))
+    assert comes_back(first, others[:kept])
+    assert not comes_back(first, others)
+
+
+def test_an_idle_prompt_is_forgotten_behind_busy_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reuse, "MOST_GENERATIONS", 64)
+    idle, busy = sampled(0, 40), sampled(1, 1)
+    assert comes_back(idle, [busy] * 8 * 60)
+    assert not comes_back(idle, [busy] * 8 * 70)
+
+
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reuse, "MOST_SAMPLES", 2048)
+    reuses, used = Reuses(), []
+    tracemalloc.start()
+    for first in range(0, 2400, 600):
+        seen(reuses, [(number, sampled(number, 20)) for number in range(first, first + 600)])
+        used.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    assert max(used) < 1.2 * used[0]
 
 
 def test_a_part_is_too_little_only_where_the_whole_would_keep_more() -> None:
