@@ -7,6 +7,7 @@ import pytest
 
 from headrace.wire.errors import NodeBusy, NodeLost, TransferBroken
 from headrace.wire.node_messages import LinkStatus, NodeStatus, Role
+from router.routing.reuse import Reuse, ReuseCurve
 from tests.support.patience import PATIENCE_S
 from tests.support.router.candidates import AlwaysTheFirst
 from tests.support.router.fake_nodes import FakeCluster, Fault, fake_cluster, node_info, node_status
@@ -254,3 +255,17 @@ async def test_a_prefill_node_whose_link_check_failed_is_asked_after_the_others(
     assert {await path_of_answer(running) for _ in range(ASKS)} == {("remote", "p1", "d0")}
     cluster.nodes["p1"].faults = [Fault(NodeLost("p1", "gone"))]
     assert await path_of_answer(running) == ("remote", "p0", "d0"), "its last link check may be out of date"
+
+
+@pytest.mark.parametrize(("reused_tokens", "are_short"), [(512, False), (1536, True), (4096, False)])
+async def test_the_policy_learns_whether_caches_are_short(
+    reused_tokens: int, are_short: bool, start_router: StartRouter, answer: list[int]
+):
+    """Each of the two nodes holds 1,024 tokens."""
+    cluster = fake_cluster(answer, eos_id=0)
+    running = await start_router(cluster, roles="elastic")
+    context = running.server.context
+    context.ledger.reuses.curve = ReuseCurve([Reuse(1, reused_tokens, 0)])
+    await ask(running)
+    ((decision,),) = (context.decisions.of(request.request_id).values() for request in cluster.nodes["d0"].requests)
+    assert [each.request.caches_are_short for each in decision] == [are_short]

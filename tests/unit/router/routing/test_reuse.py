@@ -10,7 +10,7 @@ import pytest
 
 from headrace.cache.types import PrefixKey
 from router.routing import reuse
-from router.routing.reuse import CacheSize, Reuses
+from router.routing.reuse import CacheSize, Reuse, ReuseCurve, Reuses
 
 BLOCK_SIZE = reuse.EVERY_TOKENS  # each of these blocks is looked at
 SAMPLE_TOKENS = BLOCK_SIZE * (reuse.LOW_BITS + 1)
@@ -185,3 +185,19 @@ def test_a_part_is_too_little_only_where_the_whole_would_keep_more() -> None:
     few, many = CacheSize(ANY, 12), CacheSize(ANY, 100)
     assert curve.is_too_little(few, many)
     assert not curve.is_too_little(few, CacheSize(ANY, 6))
+
+
+@pytest.mark.parametrize(("lost", "is_too_little"), [(9, False), (11, True)])
+def test_a_part_is_too_little_from_a_tenth_more_computed_on(lost: int, is_too_little: bool) -> None:
+    part, whole = CacheSize(1000, ANY), CacheSize(2000, ANY)
+    curve = ReuseCurve([Reuse(100, math.inf, math.inf), Reuse(lost, 1500, 0), Reuse(900, 500, 0)])
+    assert curve.is_too_little(part, whole) == is_too_little
+
+
+@pytest.mark.parametrize(
+    ("of_part", "of_whole", "is_too_little"), [(159, 116, True), (161, 116, False), (159, 114, False)]
+)
+def test_a_request_takes_more_than_one_slot(of_part: int, of_whole: int, is_too_little: bool) -> None:
+    """A state is kept for 100 requests by 160 slots where prompts are handed over, by 115 where they are not."""
+    curve = ReuseCurve([Reuse(1, 0, 100)])
+    assert curve.is_too_little(CacheSize(ANY, of_part), CacheSize(ANY, of_whole)) == is_too_little
