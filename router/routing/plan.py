@@ -47,7 +47,8 @@ class RoutedRequest:
     is_scored       the whole prompt is computed for its logprobs, whatever is cached
     may_fetch       False: no node fetches what another one has cached
     session_nodes   served the last request of the same session, the one that generated first: they go before equals
-    caches_are_short    nodes that are meant for prompts, but may generate, are needed for what their caches keep
+    caches_are_short
+                    the nodes that are not meant for prompts do not keep what comes back, all nodes together do
     """
 
     number: int

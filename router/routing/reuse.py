@@ -1,8 +1,9 @@
-"""Reuse distances: how much else is used between two uses of a prefix, and so what caches of any size would keep. Pure.
+"""Reuse distances: how much else is used between two uses of a prefix, and so the miss ratios of caches. Pure.
 
-A cache that evicts by recency keeps a prefix until as many other tokens as it holds have been used (Mattson et al.,
-1970): from the distances of some requests follows what they would find in a cache of any size. Of all blocks a sample
-is followed, by their keys, so that each use of a prefix counts the same ones (SHARDS, Waldspurger et al., FAST 2015).
+A cache that evicts by recency keeps a prefix until as many other tokens as it holds have been used, so one pass over
+the requests says what caches of all sizes would have missed (stack distances: Mattson et al., 1970). A sample of the
+blocks is followed, chosen by their keys: each use of a prefix counts the same ones (SHARDS: Waldspurger et al., FAST
+2015).
 """
 
 from __future__ import annotations
@@ -22,28 +23,30 @@ LOW_BITS = 15
 """A sixteenth of the blocks that end at every 64th token is followed: where the key's first byte has these bits set."""
 SAMPLES_A_GENERATION = 32
 REQUESTS_A_GENERATION = 8
-"""Samples that were last used together are a generation: of distances, the step in which they are counted. It is
-complete with so many of them, or when so many requests have ended."""
+"""Last uses are counted by generations, not one by one: each ends with so many samples, or when so many requests have
+ended. So distances are right to within a generation."""
 MOST_SAMPLES = 1 << 17
 MOST_GENERATIONS = 4096
 """Followed at once: samples of 134 million tokens, some 30 MB. What was last used before them counts as new."""
-MOST_COMPUTED_ANEW = 1.1
-"""Tokens of prompts that are computed where a part of the caches keeps what comes back, as a multiple of those where
-all of them do, above which that part is too little: elastic roles are worth about so much more work."""
+MOST_MISSES = 1.1
+"""Misses of a part of the caches, as a multiple of those of all of them, above which that part is short: elastic roles
+are worth about so much more work."""
 STATES_HANDED_OVER = 1.6
 STATES_ALONE = 1.15
-"""Slots that a node needs for each request whose state it keeps: where prompts are handed over to it, requests hold
-room there while they wait elsewhere. Measured on simulated chats (docs/routing.md)."""
+"""Slots for each request whose state is kept, on nodes to which prompts are handed over and on those that compute their
+own. The first need more: requests hold a slot there while another node computes their prompt. Measured on simulated
+chats (docs/routing.md)."""
 RECENT_REQUESTS = 256
-"""So many requests make the curve."""
+"""Requests from which the curve is made."""
 REQUESTS_A_CURVE = 8
 """Requests after which the curve is made anew."""
 
 
 class Reuse(NamedTuple):
-    """So many samples of one prompt that were used together before.
+    """Samples of one prompt with the same last use, and their distance from it.
 
-    tokens, requests   of others, between both uses; infinite if there was no use before
+    tokens    others used so many since; 0 while a request under way uses the samples, infinite without an earlier use
+    requests  have ended since, or are under way; 0 or infinite likewise
     """
 
     num_samples: int
@@ -59,45 +62,44 @@ class CacheSize(NamedTuple):
 
     @classmethod
     def of(cls, node: NodeInfo) -> CacheSize:
-        """A node's. Packed checkpoints have slots of their own, beside those of running requests."""
+        """Size of a node's cache. Packed checkpoints have slots beside those of running requests."""
         return cls(node.num_blocks * node.layout.block_size, node.num_slots + node.num_packed_slots)
 
 
 @dataclass(frozen=True)
-class ReuseCurve:
-    """The reuses of recent requests, and so what they would have found in caches of any size."""
+class MissRatioCurve:
+    """Misses of the last requests in caches of any size: share of their tokens that is computed, not found."""
 
     reuses: Sequence[Reuse] = ()
 
-    def is_too_little(self, part: CacheSize, whole: CacheSize) -> bool:
-        """True if this part of the caches, the one in which answers are generated from prompts that are handed over,
-        loses much that the whole would keep."""
-        computed = self.computed_share(part.tokens, part.states / STATES_HANDED_OVER)
-        return computed > MOST_COMPUTED_ANEW * self.computed_share(whole.tokens, whole.states / STATES_ALONE)
+    def is_short(self, part: CacheSize, whole: CacheSize) -> bool:
+        """True if this part of the caches, to which prompts are handed over, misses much that the whole would keep."""
+        missed = self.miss_ratio(part.tokens, part.states / STATES_HANDED_OVER)
+        return missed > MOST_MISSES * self.miss_ratio(whole.tokens, whole.states / STATES_ALONE)
 
-    def computed_share(self, cache_tokens: float, cache_requests: float) -> float:
-        """Share of the prompts' tokens that is computed where blocks of so many tokens and states of so many requests
-        are kept; 0 while nothing is known."""
-        computed = total = 0
-        for number, tokens, requests in self.reuses:
-            total += number
+    def miss_ratio(self, cache_tokens: float, cache_requests: float) -> float:
+        """The miss ratio where blocks of so many tokens and states of so many requests are kept; 0 while nothing is
+        known."""
+        missed = total = 0
+        for num_samples, tokens, requests in self.reuses:
+            total += num_samples
             if tokens > cache_tokens or requests > cache_requests:
-                computed += number
-        return computed / total if total else 0.0
+                missed += num_samples
+        return missed / total if total else 0.0
 
 
-NO_REUSE = ReuseCurve()
+NOTHING_KNOWN = MissRatioCurve()
 
 
 class Reuses:
-    """The prompts that a router sends, by samples of their blocks, and the curve of the last ones.
+    """Uses of prefixes by the requests that a router sends, and the curve of the last ones.
 
     What requests under way use is in use at their nodes, too: nothing evicts it, so that others find it in any cache,
     and it is last used when they end.
     """
 
     def __init__(self) -> None:
-        self.curve = NO_REUSE
+        self.curve = NOTHING_KNOWN
         self._in_use: dict[int, Sequence[PrefixKey]] = {}  # by request
         self._users: Counter[PrefixKey] = Counter()
         self._generation_of: OrderedDict[PrefixKey, int] = OrderedDict()  # in the order of their last uses
@@ -122,7 +124,7 @@ class Reuses:
         self._in_use[number] = samples
         self._num_begun += 1
         if self._num_begun % REQUESTS_A_CURVE == 0:
-            self.curve = ReuseCurve([reuse for reuses in self._recent for reuse in reuses])
+            self.curve = MissRatioCurve([reuse for reuses in self._recent for reuse in reuses])
 
     def ended(self, number: int) -> None:
         """Nothing uses the request's prefix any more, if no other does."""
@@ -148,7 +150,7 @@ class Reuses:
         return generation
 
     def _reuse(self, count: int, sample_tokens: int, generation: int | None) -> Reuse:
-        """So many samples, last used in this generation."""
+        """So many samples, last used in this generation: amid its samples, and amid its requests."""
         if generation is None:
             return Reuse(count, math.inf, math.inf)
         age = self._newest - generation

@@ -19,7 +19,7 @@ from router.routing.coming_hits import with_coming
 from router.routing.fresh_costs import FreshCosts
 from router.routing.ledger import Ledger
 from router.routing.links import LinksOf, MeasuredLinks
-from router.routing.reuse import NO_REUSE, CacheSize, ReuseCurve
+from router.routing.reuse import NOTHING_KNOWN, CacheSize, MissRatioCurve
 
 KNOWN_AFTER_STEPS = 32
 """A node that has timed fewer steps is taken to cost what others do: the fits to the first few vary by more than nodes
@@ -65,7 +65,7 @@ class Snapshots:
         self._peers: dict[str, frozenset[str]] = {}
         self._doubtful: frozenset[str] = frozenset()
         self._board: _Board | None = None
-        self._shortness: tuple[ReuseCurve, Mapping[str, Role], bool] = (NO_REUSE, {}, False)
+        self._shortness: tuple[MissRatioCurve, Mapping[str, Role], bool] = (NOTHING_KNOWN, {}, False)
         self._reported: set[str] = set()  # since the board was made
 
     def heartbeat(self, info: NodeInfo, status: NodeStatus, now_s: float) -> None:
@@ -138,7 +138,7 @@ class Snapshots:
         if curve is not for_curve or roles != for_roles:
             sizes = {name: facts.cache_size for name in roles if (facts := self._facts.get(name)) is not None}
             others = [size for name, size in sizes.items() if roles[name] is not Role.PREFILL]
-            is_short = len(others) < len(sizes) and curve.is_too_little(_sum(others), _sum(sizes.values()))
+            is_short = len(others) < len(sizes) and curve.is_short(_sum(others), _sum(sizes.values()))
             self._shortness = curve, dict(roles), is_short
         return is_short
 

@@ -57,8 +57,8 @@ RECEIVED_WEIGHT = 1.0
 DISPLACING_WEIGHT = 4.0
 """And if the second copy takes the place of something else."""
 SHORT_WEIGHT = 2.0
-"""Both count so many times more where that comes back, which caches are too short to keep twice. Measured on simulated
-chats (docs/routing.md)."""
+"""Both count so many times more where caches are short: what a second copy displaces there is computed anew. Measured
+on simulated chats (docs/routing.md)."""
 
 
 class PromptPart(NamedTuple):

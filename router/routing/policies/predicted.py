@@ -55,6 +55,7 @@ class Predicted:
             nodes.sort(key=lambda node: node.name not in request.session_nodes)
         listed = shortlist(nodes)
         if request.caches_are_short or _prompts_are_few(candidates):
+            # Roles count for nothing: each node generates from what its own cache keeps.
             listed = [node if node.role is Role.BOTH else node._replace(role=Role.BOTH) for node in listed]
         best = _best(request, listed)
         return None if best is None else best.plan(request)

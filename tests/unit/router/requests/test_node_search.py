@@ -7,7 +7,7 @@ import pytest
 
 from headrace.wire.errors import NodeBusy, NodeLost, TransferBroken
 from headrace.wire.node_messages import LinkStatus, NodeStatus, Role
-from router.routing.reuse import Reuse, ReuseCurve
+from router.routing.reuse import MissRatioCurve, Reuse
 from tests.support.patience import PATIENCE_S
 from tests.support.router.candidates import AlwaysTheFirst
 from tests.support.router.fake_nodes import FakeCluster, Fault, fake_cluster, node_info, node_status
@@ -265,7 +265,7 @@ async def test_the_policy_learns_whether_caches_are_short(
     cluster = fake_cluster(answer, eos_id=0)
     running = await start_router(cluster, roles="elastic")
     context = running.server.context
-    context.ledger.reuses.curve = ReuseCurve([Reuse(1, reused_tokens, 0)])
+    context.ledger.reuses.curve = MissRatioCurve([Reuse(1, reused_tokens, 0)])
     await ask(running)
     ((decision,),) = (context.decisions.of(request.request_id).values() for request in cluster.nodes["d0"].requests)
     assert [each.request.caches_are_short for each in decision] == [are_short]

@@ -273,13 +273,13 @@ def test_prompts_are_in_use_from_when_they_are_sent_until_they_end() -> None:
     ledger, keys = started_ledger(), {16: prefix_keys(range(32_768), 16)}
     for number in range(257):
         ledger.sent(RoutedRequest(number, 32_768, 10), HAND_OVER, NODES, keys)
-    assert ledger.reuses.curve.computed_share(0, 0) == pytest.approx(1 / 256), "the first of these uses"
+    assert ledger.reuses.curve.miss_ratio(0, 0) == pytest.approx(1 / 256), "the first of these uses"
     for number in range(257):
         ledger.ended(number, 0.0)
     for number in range(257, 520):
         ledger.sent(RoutedRequest(number, 32_768, 10), HAND_OVER, NODES, keys)
         ledger.ended(number, 0.0)
-    assert ledger.reuses.curve.computed_share(0, 0) == 1
+    assert ledger.reuses.curve.miss_ratio(0, 0) == 1
 
 
 def test_a_prompt_comes_back_whatever_the_block_size_of_the_node_that_computes_it() -> None:
@@ -291,8 +291,8 @@ def test_a_prompt_comes_back_whatever_the_block_size_of_the_node_that_computes_i
         ledger.sent(RoutedRequest(number, 65_536, 10), Plan(plan, plan), nodes, prompts[number % 16])
         ledger.ended(number, 0.0)
     curve = ledger.reuses.curve
-    assert curve.computed_share(12 * 65_536, 1 << 20) == 1
-    assert curve.computed_share(20 * 65_536, 1 << 20) == 0
+    assert curve.miss_ratio(12 * 65_536, 1 << 20) == 1
+    assert curve.miss_ratio(20 * 65_536, 1 << 20) == 0
 
 
 def test_prompts_without_keys_are_followed_by_nothing() -> None:
@@ -301,4 +301,4 @@ def test_prompts_without_keys_are_followed_by_nothing() -> None:
     for number, keys in enumerate(({}, {16: []}) * 16):
         ledger.sent(RoutedRequest(number, 10, 10), HAND_OVER, NODES, keys)
         ledger.ended(number, 0.0)
-    assert ledger.reuses.curve.computed_share(0, 0) == 0
+    assert ledger.reuses.curve.miss_ratio(0, 0) == 0

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.cache.types import PrefixKey
 from router.routing import reuse
-from router.routing.reuse import CacheSize, Reuse, ReuseCurve, Reuses
+from router.routing.reuse import CacheSize, MissRatioCurve, Reuse, Reuses
 
 BLOCK_SIZE = reuse.EVERY_TOKENS  # each of these blocks is looked at
 SAMPLE_TOKENS = BLOCK_SIZE * (reuse.LOW_BITS + 1)
@@ -59,8 +59,8 @@ def computed_by_a_cache(requests: Sequence[tuple[int, Sequence[PrefixKey]]], num
 
 
 def test_nothing_is_known_at_first() -> None:
-    assert Reuses().curve.computed_share(0, 0) == 0
-    assert not Reuses().curve.is_too_little(CacheSize(0, 0), CacheSize(ANY, ANY))
+    assert Reuses().curve.miss_ratio(0, 0) == 0
+    assert not Reuses().curve.is_short(CacheSize(0, 0), CacheSize(ANY, ANY))
 
 
 @pytest.mark.parametrize("num_chats", [8, 24])
@@ -69,7 +69,7 @@ def test_shares_are_those_of_caches_that_evict_by_recency(num_chats: int) -> Non
     curve = seen(Reuses(), requests).curve
     for num_samples in (1, 100, 200, 400, 600, 1200):
         found = computed_by_a_cache(requests, num_samples)
-        assert curve.computed_share(num_samples * SAMPLE_TOKENS, ANY) == pytest.approx(found, abs=0.06)
+        assert curve.miss_ratio(num_samples * SAMPLE_TOKENS, ANY) == pytest.approx(found, abs=0.06)
 
 
 def test_real_keys_are_sampled_to_the_tokens_that_they_stand_for() -> None:
@@ -81,8 +81,8 @@ def test_real_keys_are_sampled_to_the_tokens_that_they_stand_for() -> None:
         for number in range(200):
             reuses.began(number, prompts[number % 20], block_size)
             reuses.ended(number)
-        assert reuses.curve.computed_share(24 * 65536, ANY) < 0.2  # the first uses
-        assert reuses.curve.computed_share(16 * 65536, ANY) == 1
+        assert reuses.curve.miss_ratio(24 * 65536, ANY) < 0.2  # the first uses
+        assert reuses.curve.miss_ratio(16 * 65536, ANY) == 1
 
 
 def test_what_requests_under_way_use_takes_room_until_they_end() -> None:
@@ -94,28 +94,28 @@ def test_what_requests_under_way_use_takes_room_until_they_end() -> None:
     for number in range(20, 520):
         reuses.ended(number - 20)
         reuses.began(number, prompts[number % 20], BLOCK_SIZE)
-    assert reuses.curve.computed_share(410 * SAMPLE_TOKENS, ANY) == 0
-    assert reuses.curve.computed_share(370 * SAMPLE_TOKENS, ANY) == 1
-    assert reuses.curve.computed_share(ANY, 26) == 0
-    assert reuses.curve.computed_share(ANY, 18) == 1
+    assert reuses.curve.miss_ratio(410 * SAMPLE_TOKENS, ANY) == 0
+    assert reuses.curve.miss_ratio(370 * SAMPLE_TOKENS, ANY) == 1
+    assert reuses.curve.miss_ratio(ANY, 26) == 0
+    assert reuses.curve.miss_ratio(ANY, 18) == 1
 
 
 def test_states_are_kept_for_so_many_requests_however_short_these_are() -> None:
     requests = [(number, sampled(number % 30, 1)) for number in range(600)]
     curve = seen(Reuses(), requests).curve
-    assert curve.computed_share(ANY, 40) == 0
-    assert curve.computed_share(ANY, 20) == 1
+    assert curve.miss_ratio(ANY, 40) == 0
+    assert curve.miss_ratio(ANY, 20) == 1
 
 
 def test_a_prefix_that_others_use_is_found_wherever_it_was_used_last() -> None:
     system, reuses = sampled(-1, 8), Reuses()
     for number in range(64):
         reuses.began(number, [*system, *sampled(number, 8)], BLOCK_SIZE)
-    assert reuses.curve.computed_share(ANY, ANY) == pytest.approx(0.5, abs=0.01)
+    assert reuses.curve.miss_ratio(ANY, ANY) == pytest.approx(0.5, abs=0.01)
     for number in range(64):
         reuses.ended(number)
     seen(reuses, [(number, [*system, *sampled(number % 64, 8)]) for number in range(64, 320)])
-    assert reuses.curve.computed_share(ANY, ANY) == 0
+    assert reuses.curve.miss_ratio(ANY, ANY) == 0
 
 
 def test_what_a_request_under_way_uses_is_found_in_any_cache_until_its_last_user_ends() -> None:
@@ -126,14 +126,14 @@ def test_what_a_request_under_way_uses_is_found_in_any_cache_until_its_last_user
     for number in range(96, 352):
         reuses.ended(number - 96)
         reuses.began(number, [*system, *sampled(number, 8)], BLOCK_SIZE)
-    assert reuses.curve.computed_share(1, 1) == 0.5
+    assert reuses.curve.miss_ratio(1, 1) == 0.5
     for number in range(256, 352):
         reuses.ended(number)
     seen(reuses, [(number, sampled(number, 8)) for number in range(352, 432)])
     for number in range(432, 688):
         reuses.began(number, system, BLOCK_SIZE)
-    assert reuses.curve.computed_share(1, 1) == 1 / 256, "the first of these uses"
-    assert reuses.curve.computed_share(ANY, ANY) == 0
+    assert reuses.curve.miss_ratio(1, 1) == 1 / 256, "the first of these uses"
+    assert reuses.curve.miss_ratio(ANY, ANY) == 0
 
 
 def comes_back(keys: Sequence[PrefixKey], others: Sequence[Sequence[PrefixKey]]) -> bool:
@@ -175,29 +175,27 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(used) < 1.2 * used[0]
 
 
-def test_a_part_is_too_little_only_where_the_whole_would_keep_more() -> None:
+def test_a_part_is_short_only_where_the_whole_would_keep_more() -> None:
     requests = [(number, sampled(number % 10, 40)) for number in range(400)]  # 360 samples between two uses
     curve = seen(Reuses(), requests).curve
     small, large = (CacheSize(num_samples * SAMPLE_TOKENS, ANY) for num_samples in (200, 500))
-    assert curve.is_too_little(small, large)
-    assert not curve.is_too_little(small, small)
-    assert not curve.is_too_little(large, large)
+    assert curve.is_short(small, large)
+    assert not curve.is_short(small, small)
+    assert not curve.is_short(large, large)
     few, many = CacheSize(ANY, 12), CacheSize(ANY, 100)
-    assert curve.is_too_little(few, many)
-    assert not curve.is_too_little(few, CacheSize(ANY, 6))
+    assert curve.is_short(few, many)
+    assert not curve.is_short(few, CacheSize(ANY, 6))
 
 
-@pytest.mark.parametrize(("lost", "is_too_little"), [(9, False), (11, True)])
-def test_a_part_is_too_little_from_a_tenth_more_computed_on(lost: int, is_too_little: bool) -> None:
+@pytest.mark.parametrize(("lost", "is_short"), [(9, False), (11, True)])
+def test_a_part_is_short_from_a_tenth_more_misses_on(lost: int, is_short: bool) -> None:
     part, whole = CacheSize(1000, ANY), CacheSize(2000, ANY)
-    curve = ReuseCurve([Reuse(100, math.inf, math.inf), Reuse(lost, 1500, 0), Reuse(900, 500, 0)])
-    assert curve.is_too_little(part, whole) == is_too_little
+    curve = MissRatioCurve([Reuse(100, math.inf, math.inf), Reuse(lost, 1500, 0), Reuse(900, 500, 0)])
+    assert curve.is_short(part, whole) == is_short
 
 
-@pytest.mark.parametrize(
-    ("of_part", "of_whole", "is_too_little"), [(159, 116, True), (161, 116, False), (159, 114, False)]
-)
-def test_a_request_takes_more_than_one_slot(of_part: int, of_whole: int, is_too_little: bool) -> None:
+@pytest.mark.parametrize(("of_part", "of_whole", "is_short"), [(159, 116, True), (161, 116, False), (159, 114, False)])
+def test_a_request_takes_more_than_one_slot(of_part: int, of_whole: int, is_short: bool) -> None:
     """A state is kept for 100 requests by 160 slots where prompts are handed over, by 115 where they are not."""
-    curve = ReuseCurve([Reuse(1, 0, 100)])
-    assert curve.is_too_little(CacheSize(ANY, of_part), CacheSize(ANY, of_whole)) == is_too_little
+    curve = MissRatioCurve([Reuse(1, 0, 100)])
+    assert curve.is_short(CacheSize(ANY, of_part), CacheSize(ANY, of_whole)) == is_short
