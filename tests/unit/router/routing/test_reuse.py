@@ -2,6 +2,7 @@
 
 import math
 import random
+import statistics
 import tracemalloc
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -70,6 +71,21 @@ def test_shares_are_those_of_caches_that_evict_by_recency(num_chats: int) -> Non
     for num_samples in (1, 100, 200, 400, 600, 1200):
         found = computed_by_a_cache(requests, num_samples)
         assert curve.miss_ratio(num_samples * SAMPLE_TOKENS, ANY) == pytest.approx(found, abs=0.06)
+
+
+@pytest.mark.parametrize("num_samples", [1, 4, 8])
+def test_distances_are_right_on_average(num_samples: int) -> None:
+    """Of prompts that come at random, several of which are one generation."""
+    rng = random.Random(num_samples)
+    order = [rng.randrange(100) for _ in range(1024)]
+    distances = seen(Reuses(), [(each, sampled(each, num_samples)) for each in order]).curve.reuses
+    recent, others = list(dict.fromkeys(reversed(order[:-256]))), []  # the latest first
+    for each in order[-256:]:
+        others.append(recent.index(each))
+        recent.remove(each)
+        recent.insert(0, each)
+    exact = statistics.mean(others) * num_samples * SAMPLE_TOKENS
+    assert statistics.mean(each.tokens for each in distances) == pytest.approx(exact, rel=0.01)
 
 
 def test_real_keys_are_sampled_to_the_tokens_that_they_stand_for() -> None:
