@@ -24,6 +24,9 @@ from router.routing.candidates import LinkCosts
 from router.routing.plan import Objectives
 from router.routing.policies.by_name import POLICIES
 
+NODE_BLOCK_TOKENS = 16
+"""Tokens in a block of the nodes that report figures; `CHAT_BLOCK_TOKENS` are in one of the simulator's."""
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -66,7 +69,7 @@ def simulated(
     parts = 1 + len(others)
     mine = replace(shape, at_once=shape.at_once // parts, total=shape.total // parts)
     node = NodeShape(
-        num_blocks=measured.num_blocks * 16 // CHAT_BLOCK_TOKENS,
+        num_blocks=measured.num_blocks * NODE_BLOCK_TOKENS // CHAT_BLOCK_TOKENS,
         num_slots=measured.num_slots,
         block_size=CHAT_BLOCK_TOKENS,
         costs=measured.costs,

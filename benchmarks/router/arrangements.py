@@ -4,30 +4,54 @@
 
 The loads and arrangements of `gpu-arrangements` where no GPU is at hand: the real policy, cache and scheduler, steps as
 long as `StepCosts` says. Costs that are not given are its defaults, those of a model of 3 B parameters on an H200, and
-those of hosts and router in `MEASURED_HOST`; `--no-hosts` leaves these out.
+those of hosts and router in `MEASURED_HOST`; `--no-hosts` leaves these out. A node has a cache of 50 GiB; shorter ones:
+
+    python -m benchmarks router-arrangements --load "96 chats:12" --node-tokens 1_400_000 [--node-slots 170]
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Annotated
 
 import typer
 
-from benchmarks.cluster.arrangements import HEADER, LOADS, simulated_row, works
+from benchmarks.cluster.arrangements import HEADER, LOADS, Work, simulated_row, works
 from benchmarks.cluster.kinds import KINDS, Chunks, Contender
-from benchmarks.cluster.twin import Measured
+from benchmarks.cluster.twin import NODE_BLOCK_TOKENS, Measured
 from benchmarks.pinned_drafts import GOLDEN
 from benchmarks.router.host import MEASURED_HOST as HOST
 from benchmarks.router.host import NO_HOST, HostCosts
+from benchmarks.router.simulate import CHAT_BLOCK_TOKENS
+from headrace.engine.pool_sizes import TOKENS_PER_STATE
 from headrace.step_costs import StepCosts
 from router.routing.candidates import LinkCosts
 
 USUAL = StepCosts()
-NODE_BLOCKS, NODE_STATES = 260_000, 507
-"""Blocks and states of a node with a cache of 50 GiB: 4.2 M tokens of granite-h-micro."""
+NODE_TOKENS = 4_160_000
+"""Tokens of granite-h-micro in a cache of 50 GiB."""
 LINK = LinkCosts(latency_s=0.5e-3, bytes_per_s=28e9)
+
+
+def node_cache(num_tokens: int, num_slots: int | None, works: Sequence[Work]) -> tuple[int, int]:
+    """Blocks and slots of a node whose cache holds so many tokens.
+
+    `num_slots` None: one for each TOKENS_PER_STATE, as engines divide their memory. Raises BadParameter where a chat of
+    the works does not fit: its last turn would wait for ever.
+    """
+    longest = max(works, key=lambda work: work.chats.last_tokens)
+    least = -(-longest.chats.last_tokens // CHAT_BLOCK_TOKENS) * CHAT_BLOCK_TOKENS
+    if num_tokens < least:
+        raise typer.BadParameter(
+            f"--node-tokens {num_tokens:,} is too little for one of {longest.load!r}: give {least:,} or more"
+        )
+    if num_slots is None:
+        num_slots = max(1, num_tokens // TOKENS_PER_STATE)
+    elif num_slots < 1:
+        raise typer.BadParameter(f"--node-slots {num_slots}: a request takes one: give 1 or more, or leave it out")
+    return num_tokens // NODE_BLOCK_TOKENS, num_slots
 
 
 def main(
@@ -40,6 +64,10 @@ def main(
     ] = [0],  # noqa: B006
     chats: Annotated[int | None, typer.Option(help="in all, instead of the load's own number")] = None,
     nodes: Annotated[int, typer.Option(help="in all: two, four, ...")] = 2,
+    node_tokens: Annotated[int, typer.Option(help="that a node's cache holds")] = NODE_TOKENS,
+    node_slots: Annotated[
+        int | None, typer.Option(help=f"for states in it, instead of one for each {TOKENS_PER_STATE} of its tokens")
+    ] = None,
     step_ms: Annotated[float, typer.Option(help="of a step that decodes")] = 1e3 * USUAL.step_s,
     decode_us: Annotated[float, typer.Option(help="more for each decoding sequence")] = 1e6 * USUAL.decode_s,
     context_ns: Annotated[float, typer.Option(help="more for each token of a context")] = 1e9 * USUAL.context_s,
@@ -85,10 +113,11 @@ def main(
     turn = HostCosts(
         True, open_steps, answer_host_us / 1e6, prompts_host_ms / 1e3, request_host_ms / 1e3, router_ms / 1e3
     )
-    measured = Measured(costs, prefill_costs, LINK, NODE_BLOCKS, NODE_STATES)
+    asked = [work.asking(later_first_ms) for each in load for work in works(each, gap_ms, chats)]
+    measured = Measured(costs, prefill_costs, LINK, *node_cache(node_tokens, node_slots, asked))
     chunks = Chunks(prefill_chunk_tokens, chunk_tokens)
     print(HEADER, flush=True)
-    for work in [work.asking(later_first_ms) for each in load for work in works(each, gap_ms, chats)]:
+    for work in asked:
         rates: dict[Contender, float] = {}
         for contender in (Contender(name, num_drafts) for num_drafts, name in product(drafts, kind)):
             row = simulated_row(work, contender, nodes, measured, chunks, rates, turn if hosts else NO_HOST)

@@ -115,6 +115,11 @@ class ChatShape:
     think_s: float = 0.005
     later_first_token_s: float | None = None
 
+    @property
+    def last_tokens(self) -> int:
+        """Tokens of a chat when its last answer ends."""
+        return self.first + (self.turns - 1) * (self.new + self.answer) + self.answer
+
     def first_token_s(self, turn: int) -> float | None:
         """The objective that a turn names; they are counted from 0 on."""
         return self.later_first_token_s if turn else None
