@@ -186,7 +186,10 @@ def median_round(rounds: Sequence[Times]) -> Times:
 
 @torch.inference_mode()
 def states_ms(built: BuiltEngine, size: int, num_drafts: int, context: int) -> float | None:
-    """Milliseconds of a captured check in which it writes states; None where nothing is captured."""
+    """Milliseconds of a captured check in which it writes states; None where nothing is captured.
+
+    The cache means nothing any more: it reads and writes blocks and states whatever lies there.
+    """
     block_size, num_rows = built.layout.block_size, num_drafts + 1
     interval, width = tail_interval(block_size), -(-(context + num_rows) // block_size)
     inputs = []
@@ -278,18 +281,19 @@ def compare(setup: Setup, drafts: Sequence[int]) -> None:
         probe, drafting = Probe(built, setup.device), built.engine.drafting
         assert drafting is not None
         most = max(setup.batches) * num_drafts
+        pinned, auto = {}, {}
         for size in setup.batches:
             drafting.count = FixedCount(most)
-            times = setup.timed(built, probe, size, GOLDEN)
+            pinned[size] = setup.timed(built, probe, size, GOLDEN)
+            if num_drafts == max(drafts):
+                drafting.count = AutoCount(most)
+                auto[size] = setup.timed(built, probe, size, ())
+        for size, times in pinned.items():
             states = states_ms(built, size, num_drafts, setup.context)
             name = f"batch {size}, {num_drafts} drafts, {tokens_a_step(num_drafts) - 1:.2f} right, pinned"
             rows.append(_row(name, times, plain[size], ASKED.get(size), states))
-            print(rows[-1], flush=True)
-            if num_drafts == max(drafts):
-                drafting.count = AutoCount(most)
-                times = setup.timed(built, probe, size, ())
-                rows.append(_row(f"batch {size}, auto, no draft is right", times, plain[size], ASKED_OF_AUTO))
-                print(rows[-1], flush=True)
+        for size, times in auto.items():
+            rows.append(_row(f"batch {size}, auto, no draft is right", times, plain[size], ASKED_OF_AUTO))
         del built, probe, drafting
     parts = "check ms", "states ms", "draft ms", "rest ms", "host ms"
     header = table_header(setup.name, "tokens/s", "x plain", "asked", "", "ms a step", "tokens a step", *parts)
