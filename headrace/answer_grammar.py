@@ -93,7 +93,8 @@ class AnswerGrammar:
         began_s, looked_s = time.thread_time(), time.perf_counter()
         further, num_allowed = self.matcher.deep_copy(), 0
         for token_id in token_ids:
-            is_allowed = further.consume_token(token_id) and not further.is_stopped()
+            # A layer drafts NO_TOKEN from a hidden vector of NaN.
+            is_allowed = token_id >= 0 and further.consume_token(token_id) and not further.is_stopped()
             before_s, looked_s = looked_s, time.perf_counter()
             if not is_allowed or looked_s - before_s > TOKEN_LIMIT_S:
                 break

@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from headrace.engine.failures import OutOfMemory, StepFailed
+from headrace.engine.failures import NotNumbers, OutOfMemory, StepFailed
 from headrace.engine.intake import BadRequest
 from headrace.engine.loop import EngineLost
 from headrace.tracing import TraceContext, context_of
@@ -36,6 +36,7 @@ _CODES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
     (StepFailed, grpc.StatusCode.INTERNAL),
     (EngineLost, grpc.StatusCode.UNAVAILABLE),
     (OutOfMemory, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (NotNumbers, grpc.StatusCode.OUT_OF_RANGE),
     (LayoutMismatch, grpc.StatusCode.FAILED_PRECONDITION),
     (TransferFailed, grpc.StatusCode.ABORTED),
     (TransferError, grpc.StatusCode.ABORTED),

@@ -51,6 +51,7 @@ def node_status(built: BuiltEngine) -> NodeStatus:
             "preemptions": engine.preemptions,
             "pauses": engine.pauses,
             "memory_shortages": engine.shortages,
+            "nan_requests": engine.nan_requests,
             "recomputed_tokens": engine.recomputed_tokens,
         },
     )

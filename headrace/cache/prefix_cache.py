@@ -247,6 +247,22 @@ class PrefixCache:
         """
         return self._storage.forget_checkpoint(checkpoint)
 
+    def forget_own(self, claim: Claim) -> None:
+        """Makes unfindable what `claim` has published, and what others have published behind its blocks.
+
+        What it reused stays, and so do blocks that others published first, but not the claim's checkpoints there. To be
+        called before `release`, of a request whose blocks and states may be no numbers.
+        """
+        claim.require_held()
+        for entry in reversed([] if claim.tail is None else claim.tail.upward()):
+            if entry.num_tokens <= claim.reused_tokens or not entry.indexed:
+                continue
+            if entry.block == claim.block_ids[entry.num_tokens // self.block_size - 1]:
+                self._storage.forget(entry)
+                return
+            if entry.checkpoint in claim.checkpoints:
+                self._storage.forget_checkpoint(entry.checkpoint)
+
     # Holding beyond a request
 
     def find_checkpoint(self, key: PrefixKey) -> Checkpoint | None:

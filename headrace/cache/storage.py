@@ -131,6 +131,18 @@ class Storage:
         self._on_events([CheckpointEvicted(checkpoint.key)])
         return True
 
+    def forget(self, first: Entry) -> None:
+        """Make an entry and all below it in the index unfindable; not an eviction. Whoever holds a block or a
+        checkpoint keeps it, and nobody else gets it."""
+        events: list[CacheEvent] = []
+        for entry in reversed(self.index.remove(first)):
+            if entry.checkpoint is not None:
+                self.slots.uncache(entry.checkpoint.slot)
+                events.append(CheckpointEvicted(entry.key))
+            self.blocks.uncache(entry.block)
+            events.append(BlockEvicted(entry.key))
+        self._on_events(events)
+
     # References
 
     def drop_blocks(self, block_ids: Sequence[BlockId], tail: Entry | None) -> None:

@@ -17,6 +17,10 @@ class OutOfMemory(Exception):
     """The device had no memory for a step in which this request took part; another node may go on with it."""
 
 
+class NotNumbers(Exception):
+    """The model's logits behind this request's tokens are NaN: there is no next one, on any node. The others go on."""
+
+
 class StepFailed(Exception):
     """The step that computed this request raised, and the node ends; the request may be the cause."""
 

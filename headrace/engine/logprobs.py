@@ -36,7 +36,7 @@ class PendingLogprobs:
         """logits float32 [N, V], ids int64 [N] on the same device; both may be overwritten by the next launch."""
         total_N = log_sum_exp(logits)
         top = logits.topk(min(num_top, logits.shape[1]), dim=-1)
-        logprob_N = logits.gather(1, ids[:, None])[:, 0].double() - total_N
+        logprob_N = logits.gather(1, ids[:, None].clamp(min=0))[:, 0].double() - total_N  # NO_TOKEN has none
         self._logprob_N = to_host(logprob_N)
         self._top_ids_NK = to_host(top.indices)
         self._top_NK = to_host(top.values.double() - total_N[:, None])

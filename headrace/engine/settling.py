@@ -6,6 +6,7 @@ that a step with drafts waits for are reported behind its launch: the device has
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -14,18 +15,22 @@ from headrace.cache.prefix_cache import PrefixCache
 from headrace.cache.publishing import ScheduledChunk
 from headrace.engine.accepted_drafts import append_new, keep_accepted, num_right
 from headrace.engine.drafting import Drafting
+from headrace.engine.failures import NotNumbers, shape
 from headrace.engine.logprobs import PromptScores
 from headrace.engine.requests import EngineRequests
 from headrace.engine.runner import ModelRunner
 from headrace.engine.sampler import Drawn
 from headrace.engine.scheduler import Scheduler, VictimPolicy
-from headrace.engine.sequence import Computed, Finished, Halted, Sampled, Scored, Sequence
+from headrace.engine.sequence import Computed, Failed, Finished, Halted, Sampled, Scored, Sequence
 from headrace.engine.step import InFlight, rows_to_score
 from headrace.engine.stopping import StopRules
 from headrace.engine.tail_rows import TailRows
 from headrace.grammar import Grammars
+from headrace.kernels.sampling.argmax import NO_TOKEN
 from headrace.request import FinishReason
 from headrace.step_costs import StepCosts
+
+log = logging.getLogger(__name__)
 
 
 class Taken(NamedTuple):
@@ -84,6 +89,7 @@ class EngineTokens(EngineRequests):
         self.recomputed_tokens = 0  # of these, computed once before, and lost by a preemption
         self.sampled_tokens = 0
         self.prompt_s = 0.0  # work on prompts, by the node's own costs
+        self.nan_requests = 0  # requests given up for want of a next token: the model's logits were NaN
 
     # ------------------------------------------------------------ what a launched step writes
 
@@ -188,6 +194,9 @@ class EngineTokens(EngineRequests):
                 self._take_scores(chunk, scores)
         for sequence, draw in step.inputs.draw_index.items():
             if sequence in running and sequence not in step.offers:
+                if ids[draw] == NO_TOKEN:
+                    self._give_up_nan(sequence)
+                    continue
                 sequence.append(ids[draw])
                 finish = self._rules.finish_reason(sequence)
                 self._appended(Taken(sequence, drawn, slice(draw, draw + 1), finish))
@@ -209,16 +218,41 @@ class EngineTokens(EngineRequests):
             sequence.drafts = ()
         if is_running:
             token_ids = ids[first_draw : first_draw + 1 + chunk.num_drafts]
-            num_taken, finish = append_new(sequence, token_ids[: num_right(token_ids, drafts) + 1], self._rules)
-            keep_accepted(chunk, num_taken, self.cache, self._publisher)
-            self.computed_tokens += num_taken
-            if num_taken > 1 and sequence.request.sampling.has_penalty:
-                self._runner.token_counts.count(sequence, token_ids[1:num_taken])
-            draws = slice(first_draw, first_draw + num_taken)
-            self._appended(Taken(sequence, step.launched.drawn, draws, finish))
-            if self.drafting is not None:
-                self.drafting.verified(sequence, step.offers[sequence], num_taken - 1)
+            new = token_ids[: num_right(token_ids, drafts) + 1]
+            is_lost = NO_TOKEN in new  # perhaps behind others: the layer drafts it, too
+            if is_lost:
+                del new[new.index(NO_TOKEN) :]
+            if new:
+                self._append_new(chunk, step, new)
+            if is_lost and sequence in self._running:
+                self._give_up_nan(sequence)
         self.cache.draft_slots.give_back(chunk.draft_slots)
+
+    def _append_new(self, chunk: ScheduledChunk[Sequence], step: InFlight, token_ids: list[int]) -> None:
+        sequence, first_draw = chunk.sequence, step.inputs.draw_index[chunk.sequence]
+        num_taken, finish = append_new(sequence, token_ids, self._rules)
+        keep_accepted(chunk, num_taken, self.cache, self._publisher)
+        self.computed_tokens += num_taken
+        if num_taken > 1 and sequence.request.sampling.has_penalty:
+            self._runner.token_counts.count(sequence, token_ids[1:num_taken])
+        draws = slice(first_draw, first_draw + num_taken)
+        self._appended(Taken(sequence, step.launched.drawn, draws, finish))
+        if self.drafting is not None:
+            self.drafting.verified(sequence, step.offers[sequence], num_taken - 1)
+
+    def _give_up_nan(self, sequence: Sequence) -> None:
+        """Ends a sequence for which NO_TOKEN was drawn, behind the tokens that it has.
+
+        Nobody hits what it leaves: NaN spreads in a pass to tokens and states before it, which others may share.
+        """
+        self._report_taken()
+        self._leave(sequence)
+        self.cache.forget_own(sequence.held)
+        self.nan_requests += 1
+        what = f"logits behind {len(sequence.tokens)} tokens are not numbers (NaN)"
+        log.error("request %s: %s", shape(sequence.request), what)
+        remedy = "its activations overflow, or its weights are damaged: try engine.dtype float32 or bfloat16"
+        sequence.job.on_event(Failed(NotNumbers(f"the model's {what}; {remedy}")))
 
     def _appended(self, taken: Taken) -> None:
         """Keeps new tokens to be reported, and takes a sequence that needs no more of them out of the steps."""

@@ -45,6 +45,9 @@ class TokenCounts(SequenceRows):
             self.advance(torch.full_like(drawn, row), drawn)
 
     def advance(self, rows_K: Tensor, ids_K: Tensor) -> None:
-        """Counts a drawn token in each of these rows, int64 [K] both. Waits for nothing."""
+        """Counts a drawn token in each of these rows, int64 [K] both. Waits for nothing.
+
+        NO_TOKEN counts as 0: its sequence is about to end.
+        """
         once = torch.full_like(rows_K, ONCE_IN_ANSWER, dtype=torch.int32)
-        self.values.view(-1).index_add_(0, rows_K * self.values.shape[1] + ids_K, once)
+        self.values.view(-1).index_add_(0, rows_K * self.values.shape[1] + ids_K.clamp(min=0), once)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from headrace.cache.tails import Tail
+from headrace.config import ConfigError
 from headrace.engine.draft_passes import DraftStart
 from headrace.engine.draw import Draw, PromptRows
 from headrace.engine.graphs import Capture, Captured
@@ -19,6 +20,7 @@ from headrace.forward.sequence_input import SequenceInput
 from headrace.kernels.dense.small_linear import MOST_ROWS
 from headrace.kernels.lib.compile_ahead import compiling_ahead
 from headrace.kernels.lib.sizes import cdiv
+from headrace.kernels.sampling.argmax import NO_TOKEN
 from headrace.request import Sampling
 
 log = logging.getLogger(__name__)
@@ -51,6 +53,11 @@ def warm_up(
             masks = runner.new_masks(drawn.count(penalised)).fill_(-1)  # everything is allowed
             launched = runner.launch(step, list(enumerate(drawn)), (), lambda masks=masks: masks)
             launched.drawn.tokens()
+            if capture is None and NO_TOKEN in launched.drawn.ids():
+                raise ConfigError(
+                    f"the model's logits are not numbers (NaN) in {runner.model.dtype}: its weights are damaged, or "
+                    "its activations overflow; check them, or set engine.dtype to float32 or bfloat16"
+                )
             if capture is None:
                 log.info("warm-up: step %d of %d after %.1f s", i + 1, len(steps), time.monotonic() - started_s)
         if runner.model.mtp is not None:

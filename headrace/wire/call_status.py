@@ -16,6 +16,7 @@ from headrace.wire.errors import (
     NodeStopped,
     RequestRefused,
     TransferBroken,
+    Unanswerable,
 )
 
 _ERRORS: dict[grpc.StatusCode, type[NodeError]] = {
@@ -23,6 +24,7 @@ _ERRORS: dict[grpc.StatusCode, type[NodeError]] = {
     grpc.StatusCode.ABORTED: TransferBroken,
     grpc.StatusCode.INVALID_ARGUMENT: RequestRefused,
     grpc.StatusCode.FAILED_PRECONDITION: RequestRefused,
+    grpc.StatusCode.OUT_OF_RANGE: Unanswerable,
     grpc.StatusCode.NOT_FOUND: CheckpointGone,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
 }

@@ -46,6 +46,10 @@ class RequestRefused(NodeError):
     """The node refuses this request, and so would every other one."""
 
 
+class Unanswerable(RequestRefused):
+    """The model has no next token for this request, on any node: its logits are not numbers."""
+
+
 class CheckpointGone(NodeError):
     """The node does not hold the requested checkpoint, or no longer does."""
 

@@ -1,8 +1,9 @@
 """Token embedding: x_t = multiplier * embedding[token_t].
 
 Shapes    tokens [T] int64, any stride; embedding [V, D], no gaps; returns [T, D]
-Contract  0 <= token < V. An ordinary launch, not an overlapped one (pdl.py): everything before it has ended when
-          the layers' kernels start, so those may read a step's slots and tables without waiting
+Contract  token < V; NO_TOKEN (sampling/argmax.py) has the vector of 0. An ordinary launch, not an overlapped one
+          (pdl.py): everything before it has ended when the layers' kernels start, so those may read a step's slots and
+          tables without waiting
 Numerics  the product in float32, rounded once
 Source    one pass, the multiplier (Granite has one) included
 """
@@ -24,7 +25,7 @@ def embed(tokens: Tensor, embedding: Tensor, multiplier: float) -> Tensor:
 
 
 def embed_torch(tokens: Tensor, embedding: Tensor, multiplier: float) -> Tensor:
-    x = F.embedding(tokens, embedding)
+    x = F.embedding(tokens.clamp(min=0), embedding)
     return x if multiplier == 1.0 else x * multiplier
 
 
@@ -32,7 +33,7 @@ def embed_torch(tokens: Tensor, embedding: Tensor, multiplier: float) -> Tensor:
 def _embed_kernel(token_ptr, embedding_ptr, out_ptr, stride_token, multiplier, D: tl.constexpr, BLOCK_D: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-    token = tl.load(token_ptr + row * stride_token)
+    token = tl.maximum(tl.load(token_ptr + row * stride_token), 0)
     value = tl.load(embedding_ptr + token * D + d, mask=d < D, other=0.0).to(tl.float32) * multiplier
     tl.store(out_ptr + row * D + d, value.to(out_ptr.dtype.element_ty), mask=d < D)
 

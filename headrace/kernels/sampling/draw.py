@@ -4,7 +4,8 @@ The inverse CDF, over tokens in order of logit and ties by id, at the row's own 
 
 Shapes    logits [N, V] float32; settings_N4 [N, 4] float64: temperature, top_k (0: all), top_p, min_p; uniform_N [N]
           float64 in [0, 1); returns ids int64 [N]
-Contract  temperature above zero; a logit may be -inf, not all of one row, and none is NaN. The host waits for nothing
+Contract  temperature above zero; a logit may be -inf, not all of one row. A row with a NaN has NO_TOKEN. The host waits
+          for nothing
 Numerics  torch: float64. Triton: weights in float32, so that it draws another token with a chance of about 1e-6 a
           draw, the same one wherever it runs
 Source    Triton does not sort. The tokens that the cuts keep are a prefix of the order, and so are those before the
@@ -20,6 +21,7 @@ from torch import Tensor
 from headrace.kernels.lib.dispatch import runs_triton
 from headrace.kernels.lib.pdl import OVERLAPPED, let_next_start, wait_for_previous
 from headrace.kernels.lib.sizes import next_power_of_2
+from headrace.kernels.sampling.argmax import NO_TOKEN
 
 
 def draw(logits: Tensor, settings_N4: Tensor, uniform_N: Tensor) -> Tensor:
@@ -46,7 +48,8 @@ def draw_torch(logits: Tensor, settings_N4: Tensor, uniform_N: Tensor) -> Tensor
     keep[:, 0] = True
     cumulative = (probs_NV * keep).cumsum(dim=-1)
     rank = torch.searchsorted(cumulative, uniform_N.unsqueeze(1) * cumulative[:, -1:], right=True)
-    return ids_NV.gather(1, rank.clamp_(max=probs_NV.shape[1] - 1)).squeeze(1)
+    ids = ids_NV.gather(1, rank.clamp_(max=probs_NV.shape[1] - 1)).squeeze(1)
+    return ids.masked_fill_(values_NV[:, 0].isnan(), NO_TOKEN)  # NaN is sorted before all numbers
 
 
 @triton.jit
@@ -97,7 +100,9 @@ def _last_of_prefix(row_ptr, V, best, worst, scale, most, limit, BLOCK: tl.const
 
 
 @triton.jit
-def _draw_kernel(logits_ptr, settings_ptr, uniform_ptr, id_ptr, V, stride_logits, BLOCK: tl.constexpr):
+def _draw_kernel(
+    logits_ptr, settings_ptr, uniform_ptr, id_ptr, V, stride_logits, NO_TOKEN: tl.constexpr, BLOCK: tl.constexpr
+):
     let_next_start()
     wait_for_previous()
     row = tl.program_id(0).to(tl.int64)
@@ -109,9 +114,12 @@ def _draw_kernel(logits_ptr, settings_ptr, uniform_ptr, id_ptr, V, stride_logits
     # exp2 for exp. A plain number, as the interpreter makes a constexpr of a constexpr divided by a tensor.
     scale = (1.4426950408889634 / temperature).to(tl.float32)
     best = tl.full([BLOCK], float("-inf"), tl.float32)
+    num_nans = tl.zeros([BLOCK], tl.int32)
     for start in range(0, V, BLOCK):
         at = start + tl.arange(0, BLOCK)
-        best = tl.maximum(best, tl.load(row_ptr + at, mask=at < V, other=float("-inf")))
+        logit = tl.load(row_ptr + at, mask=at < V, other=float("-inf"))
+        best = tl.maximum(best, logit)
+        num_nans += (logit != logit).to(tl.int32)
     best = tl.max(best, 0)
     count, total, worst, _ = _above(row_ptr, V, float("-inf"), best, scale, BLOCK)
     most, kept = count, total
@@ -138,7 +146,7 @@ def _draw_kernel(logits_ptr, settings_ptr, uniform_ptr, id_ptr, V, stride_logits
         is_drawn = (equals > 0) & (equals_before + tl.cumsum(equals, 0) == rank + 1)
         drawn += tl.sum(tl.where(is_drawn, at, 0), 0)
         equals_before += tl.sum(equals, 0)
-    tl.store(id_ptr + row, drawn.to(tl.int64))
+    tl.store(id_ptr + row, tl.where(tl.sum(num_nans, 0) > 0, NO_TOKEN, drawn).to(tl.int64))
 
 
 def draw_triton(logits: Tensor, settings_N4: Tensor, uniform_N: Tensor, block: int = 8192) -> Tensor:
@@ -150,6 +158,6 @@ def draw_triton(logits: Tensor, settings_N4: Tensor, uniform_N: Tensor, block: i
         block = min(block, next_power_of_2(V))
         _draw_kernel[(N,)](
             logits, settings_N4.contiguous(), uniform_N.contiguous(), ids, V, logits.stride(0),
-            BLOCK=block, num_warps=max(1, min(16, block // 512)), **OVERLAPPED,
+            NO_TOKEN=NO_TOKEN, BLOCK=block, num_warps=max(1, min(16, block // 512)), **OVERLAPPED,
         )  # fmt: skip
     return ids

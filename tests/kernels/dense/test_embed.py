@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from headrace.kernels.dense.embed import embed_torch, embed_triton
+from headrace.kernels.sampling.argmax import NO_TOKEN
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -18,3 +19,10 @@ def test_rows_of_the_embedding(num_tokens: int, width: int, dtype: torch.dtype, 
     expected = embed_torch(tokens, embedding, multiplier)
     # To the last bit on a GPU; the interpreter cuts bfloat16 off where others round.
     torch.testing.assert_close(embed_triton(tokens, embedding, multiplier), expected, rtol=2**-7, atol=0)
+
+
+def test_no_token_reads_as_the_first_one():
+    embedding = torch.randn(5, 24, device=DEVICE)
+    tokens = torch.tensor([3, NO_TOKEN, 4], device=DEVICE)
+    for embed in (embed_torch, embed_triton):
+        assert torch.equal(embed(tokens, embedding, 1.0), embedding[[3, 0, 4]])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from headrace.kernels.sampling.argmax import argmax, argmax_triton
+from headrace.kernels.sampling.argmax import NO_TOKEN, argmax, argmax_triton
 from tests.support.kernels.compiled import Launch, compile_for_h200
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -68,16 +68,33 @@ def test_shapes_must_agree():
 def test_an_h200_reads_sixteen_bytes_at_a_time(dtype: str):
     types = {"logits_ptr": f"*{dtype}:16", "best_ptr": "*fp32:16", "place_ptr": "*i32:16"}
     types |= {"V": "i32:16", "stride_logits": "i32:16"}
-    [report] = compile_for_h200([Launch("headrace.kernels.sampling.argmax:_chunk_kernel", types, {"CHUNK": 4096})])
+    [report] = compile_for_h200(
+        [Launch("headrace.kernels.sampling.argmax:_chunk_kernel", types, {"LARGEST": 3.4e38, "CHUNK": 4096})]
+    )
     assert report.accesses("ld.global") == ["v4.b32"] and report.stack_bytes == 0
 
 
 @pytest.mark.parametrize("has_ids", [False, True])
 def test_both_forms_of_the_last_step_compile_for_an_h200(has_ids: bool):
     types = {"best_ptr": "*fp32:16", "place_ptr": "*i32:16", "out_ptr": "*i64", "stride_out": "i32", "chunks": "i32"}
-    constexprs: dict[str, object] = {"BLOCK": 64} | ({} if has_ids else {"ids_ptr": None})
+    constexprs: dict[str, object] = {"NO_TOKEN": NO_TOKEN, "BLOCK": 64} | ({} if has_ids else {"ids_ptr": None})
     types |= {"ids_ptr": "*i64:16"} if has_ids else {}
     (report,) = compile_for_h200(
         [Launch("headrace.kernels.sampling.argmax:_best_kernel", types, constexprs, num_warps=1)]
     )
     assert report.stack_bytes == 0
+
+
+@pytest.mark.parametrize("at", [0, 3, 4, 5, 9])
+def test_a_row_with_a_nan_has_no_token(at: int):
+    """Whatever else is in it; infinity, which overflows give, is a number."""
+    rows = torch.zeros(4, 10)
+    rows[1, at] = float("nan")
+    rows[1, 7] = rows[2, 6] = rows[2, 8] = INF
+    rows[3] = float("nan")
+    assert places(rows) == [0, NO_TOKEN, 6, NO_TOKEN]
+    assert places(rows, ids=torch.arange(10, 20, device=DEVICE)) == [10, NO_TOKEN, 16, NO_TOKEN]
+    for dtype in (torch.float32, torch.bfloat16):
+        out = torch.empty(4, dtype=torch.int64, device=DEVICE)
+        argmax(rows.to(DEVICE, dtype), out)
+        assert out.tolist() == [0, NO_TOKEN, 6, NO_TOKEN]

@@ -19,6 +19,7 @@ from headrace.wire.errors import (
     NodeStopped,
     RequestRefused,
     TransferBroken,
+    Unanswerable,
 )
 from headrace.wire.generated import headrace_pb2 as pb
 from headrace.wire.generated import headrace_pb2_grpc as rpc
@@ -54,6 +55,7 @@ class VerboseNode(rpc.PrefillServicer):
         (grpc.StatusCode.ABORTED, TransferBroken),
         (grpc.StatusCode.INVALID_ARGUMENT, RequestRefused),
         (grpc.StatusCode.FAILED_PRECONDITION, RequestRefused),
+        (grpc.StatusCode.OUT_OF_RANGE, Unanswerable),
         (grpc.StatusCode.DEADLINE_EXCEEDED, DeadlineExceeded),
         (grpc.StatusCode.UNAVAILABLE, NodeLost),
         (grpc.StatusCode.UNKNOWN, NodeLost),

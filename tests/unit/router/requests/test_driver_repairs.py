@@ -6,7 +6,7 @@ from typing import Any, Literal
 import pytest
 
 from headrace.wire import messages as m
-from headrace.wire.errors import NodeBusy, NodeLost, RequestRefused, TransferBroken
+from headrace.wire.errors import NodeBusy, NodeLost, RequestRefused, TransferBroken, Unanswerable
 from headrace.wire.node_messages import Role
 from tests.support.patience import PATIENCE_S
 from tests.support.router.candidates import AlwaysTheFirst
@@ -168,6 +168,20 @@ async def test_a_refusal_is_a_400_and_is_not_repeated(start_router: StartRouter,
     assert reply.status_code == 400
     assert "exceeds the pool" in reply.json()["error"]["message"]
     assert cluster.nodes["d1"].requests == []
+
+
+@pytest.mark.parametrize("node", ["p0", "d0"])
+async def test_a_request_without_a_next_token_is_a_500_and_is_not_repeated(
+    node: str, start_router: StartRouter, answer: list[int]
+):
+    cluster = fake_cluster(answer, decode=2)
+    cluster.nodes[node].faults = [Fault(Unanswerable(node, "the model's logits are not numbers"))]
+    running = await start_router(cluster)
+    reply = await running.http.post("/v1/completions", json={"prompt": "a"})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (500, "model_failed")
+    assert "not numbers" in reply.json()["error"]["message"] and reply.headers["x-should-retry"] == "false"
+    assert cluster.nodes["d1"].requests == []
+    await assert_idle(running)
 
 
 async def test_attempts_are_bounded(start_router: StartRouter, answer: list[int]):

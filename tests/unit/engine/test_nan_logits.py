@@ -1,0 +1,136 @@
+"""Requests whose logits are NaN, as where activations overflow: each ends alone, and says why."""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headrace.config import ConfigError
+from headrace.engine.build import BuiltEngine
+from headrace.engine.failures import NotNumbers
+from headrace.engine.runner import Launched
+from headrace.engine.sequence import Failed, Finished
+from headrace.engine.warm_up import warm_up
+from headrace.forward.sequence_input import SequenceInput
+from headrace.kernels.sampling.argmax import NO_TOKEN
+from headrace.request import Request, Sampling
+from tests.support.engine.checkpoint_edits import edit_tensors
+from tests.support.engine.drafters import ANSWER, KNOWN, MTP_DRAFTS, ROOMY, always_right, drafting_engine
+from tests.support.engine.driving import GREEDY, Run, assert_nothing_in_use, generate, request, run_all, small_engine
+from tests.support.engine.driving import submit as submitted
+from tests.support.engine.interpreted import capture_layer
+from tests.support.engine.oracle import random_prompt
+
+RANDOM = replace(GREEDY, temperature=1.0, seed=5)
+PENALISED = replace(GREEDY, repetition_penalty=1.2, presence_penalty=0.5)
+WITH_LOGPROBS = replace(GREEDY, logprobs=3)
+
+
+def unused(*texts: Sequence[int]) -> int:
+    """A token that none of these has."""
+    return next(token for token in range(5, 512) if not any(token in text for text in texts))
+
+
+def break_token(built: BuiltEngine, token: int) -> None:
+    """Whatever follows the token has logits of NaN. The head, packed on a CPU, has tensors of its own."""
+    built.engine._runner.model.embedding[token] = torch.nan
+
+
+def run_together(built: BuiltEngine, *asked: Request) -> list[Run]:
+    runs = [submitted(built, each) for each in asked]
+    run_all(built)
+    for run in runs:
+        built.engine.release(run.sequence)
+    assert_nothing_in_use(built)
+    return runs
+
+
+def assert_failed(run: Run, num_tokens: int) -> None:
+    """It ended for want of a token behind so many."""
+    *_, last = run.events
+    assert isinstance(last, Failed) and isinstance(last.error, NotNumbers)
+    assert str(last.error).startswith(f"the model's logits behind {num_tokens} tokens are not numbers (NaN)")
+    assert not any(isinstance(event, Finished) for event in run.events)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("family", ["granite", "qwen35_moe"])
+@pytest.mark.parametrize("sampling", [GREEDY, RANDOM, PENALISED, WITH_LOGPROBS], ids=lambda s: str(s.temperature))
+def test_a_prompt_without_a_next_token_ends_alone(
+    sampling: Sampling, family: str, overlap: bool, tiny_checkpoint
+) -> None:
+    path = tiny_checkpoint(family)
+    others = [request(random_prompt(20), sampling), request(random_prompt(36), GREEDY)]
+    alone = [generate(small_engine(path), each).tokens for each in others]
+    built = small_engine(path, overlap=overlap)
+    break_token(built, broken := unused(*alone, *(each.tokens for each in others)))
+    first, failed, last = run_together(built, others[0], request([*random_prompt(25), broken], sampling), others[1])
+    assert [first.tokens, last.tokens] == alone
+    assert_failed(failed, 26)
+    assert failed.tokens == [] and built.engine.nan_requests == 1
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("settings", [{}, {"speculation": MTP_DRAFTS, "cache_bytes": ROOMY}], ids=["plain", "mtp"])
+def test_an_answer_keeps_the_tokens_before(settings: dict[str, Any], overlap: bool, trained: Path) -> None:
+    """Where the layer drafts, it has no numbers there either."""
+    other = request(random_prompt(20))
+    alone = generate(small_engine(trained), other).tokens
+    built = small_engine(trained, overlap=overlap, max_running=4, **settings)
+    break_token(built, broken := unused(other.tokens, alone, random_prompt(25)))
+    only_broken = replace(GREEDY, allowed_token_ids=(broken,))
+    beside, failed = run_together(built, other, request(random_prompt(25), only_broken))
+    assert_failed(failed, 26)
+    assert failed.tokens == [broken] and beside.tokens == alone
+
+
+def lose_draw(built: BuiltEngine, check: int, row: int) -> None:
+    """The check with this number, of one sequence and three drafts, finds no token in one of its rows."""
+    launch, num_checks = built.engine._runner.launch, 0
+
+    def launch_and_lose(inputs: list[SequenceInput], *rest: Any) -> Launched:
+        nonlocal num_checks
+        launched = launch(inputs, *rest)
+        num_checks += inputs[0].has_drafts
+        if inputs[0].has_drafts and num_checks == check:
+            ids = launched.drawn.ids
+            launched.drawn.ids = lambda: [NO_TOKEN if n == row else token for n, token in enumerate(ids())]
+        return launched
+
+    built.engine._runner.launch = launch_and_lose
+
+
+@pytest.mark.parametrize("row", [0, 2, 3])
+def test_of_a_check_the_tokens_before_are_kept(row: int, tiny_checkpoint) -> None:
+    path, asked = tiny_checkpoint("granite"), request(random_prompt(20))
+    answer = generate(small_engine(path), asked).tokens
+    built = drafting_engine(path, always_right([*asked.tokens, *answer]))
+    lose_draw(built, 2, row)
+    [failed] = run_together(built, asked)
+    kept = answer[: 5 + row]  # the prompt's token, four of the first check
+    assert failed.tokens == kept
+    assert_failed(failed, 20 + len(kept))
+    assert generate(built, asked).tokens == answer, "what it left in the cache is right"
+
+
+def test_a_check_behind_the_one_without_a_token_is_dropped(trained: Path) -> None:
+    built = small_engine(trained, speculation=MTP_DRAFTS, cache_bytes=ROOMY, overlap=True, max_running=4)
+    capture_layer(built.engine._runner, 4, 256)
+    answer = generate(built, request(KNOWN, ANSWER)).tokens
+    lose_draw(built, 2, 0)
+    [failed] = run_together(built, request(KNOWN, ANSWER))
+    assert failed.tokens == answer[: len(failed.tokens)] and len(failed.tokens) > 1
+    assert_failed(failed, len(KNOWN) + len(failed.tokens))
+    assert generate(built, request(KNOWN, ANSWER)).tokens == answer
+
+
+def test_a_model_of_damaged_weights_does_not_start(tiny_checkpoint, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(tiny_checkpoint("granite"), tmp_path / "damaged"))
+    edit_tensors(path, lambda tensors: {name: each * torch.nan for name, each in tensors.items()})
+    runner = small_engine(path).engine._runner
+    with pytest.raises(ConfigError, match=r"logits are not numbers \(NaN\) in torch.float32.*engine.dtype"):
+        warm_up(runner, max_step_tokens=64, max_running=4, max_tokens=64, graphs=False)
