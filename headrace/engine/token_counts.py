@@ -29,10 +29,13 @@ class TokenCounts(SequenceRows):
         return row
 
     def row_after(self, owner: Hashable, drafts: Sequence[int]) -> int:
-        """A row for one step: what the owner's row counts, and these drafts of its answer; at least one."""
+        """A row for one step: what the owner's row counts, and these drafts of its answer; at least one.
+
+        NO_TOKEN counts as 0: it is never right, and so no token that is drawn behind it is kept.
+        """
         row, fresh = self._row_of((owner, len(drafts)))
         assert fresh is not None, "rows of drafts are freed after their step"
-        ids = upload_ids(drafts, len(fresh), "token", fresh.device)
+        ids = upload_ids([max(draft, 0) for draft in drafts], len(fresh), "token", fresh.device)
         fresh.copy_(self.values[self._rows[owner]])
         fresh.index_add_(0, ids, torch.full_like(ids, ONCE_IN_ANSWER, dtype=torch.int32))
         return row

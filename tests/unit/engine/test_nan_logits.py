@@ -17,9 +17,9 @@ from headrace.engine.sequence import Failed, Finished
 from headrace.engine.warm_up import warm_up
 from headrace.forward.sequence_input import SequenceInput
 from headrace.kernels.sampling.argmax import NO_TOKEN
-from headrace.request import Request, Sampling
+from headrace.request import BadWord, Request, Sampling
 from tests.support.engine.checkpoint_edits import edit_tensors
-from tests.support.engine.drafters import ANSWER, KNOWN, MTP_DRAFTS, ROOMY, always_right, drafting_engine
+from tests.support.engine.drafters import ANSWER, KNOWN, MTP_DRAFTS, ROOMY, always_right, drafting_engine, num_drafted
 from tests.support.engine.driving import GREEDY, Run, assert_nothing_in_use, generate, request, run_all, small_engine
 from tests.support.engine.driving import submit as submitted
 from tests.support.engine.interpreted import capture_layer
@@ -126,6 +126,29 @@ def test_a_check_behind_the_one_without_a_token_is_dropped(trained: Path) -> Non
     assert failed.tokens == answer[: len(failed.tokens)] and len(failed.tokens) > 1
     assert_failed(failed, len(KNOWN) + len(failed.tokens))
     assert generate(built, request(KNOWN, ANSWER)).tokens == answer
+
+
+BAD_WORDS = replace(GREEDY, bad_words=(BadWord((7, 9)), BadWord((7, 9, 11))))
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside one that is drafted for ahead"])
+@pytest.mark.parametrize(
+    "sampling",
+    [GREEDY, RANDOM, PENALISED, WITH_LOGPROBS, BAD_WORDS, replace(GREEDY, bias_ids=(7,), bias_values=(3.0,))],
+    ids=["greedy", "random", "penalised", "logprobs", "bad words", "biased"],
+)
+def test_a_layer_without_numbers_drafts_nothing_that_is_right(
+    sampling: Sampling, beside: bool, overlap: bool, trained: Path
+) -> None:
+    asked = [request(random_prompt(20), sampling), *([request(KNOWN, ANSWER)] * beside)]
+    alone = [generate(small_engine(trained), each).tokens for each in asked]
+    built = small_engine(trained, speculation=MTP_DRAFTS, cache_bytes=ROOMY, overlap=overlap, max_running=4)
+    capture_layer(built.engine._runner, 4, 256)
+    built.engine._runner.model.mtp.embedding_norm.fill_(torch.nan)
+    assert [run.tokens for run in run_together(built, *asked)] == alone
+    drafted, accepted = num_drafted(built)
+    assert drafted > 0 and accepted == 0
 
 
 def test_a_model_of_damaged_weights_does_not_start(tiny_checkpoint, tmp_path: Path) -> None:
