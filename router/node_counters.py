@@ -33,7 +33,7 @@ TEXTS = {
     "looked_up_tokens": "Prompt tokens looked up in the cache, for each cache group",
     "lookups": "Prompts looked up in the cache, for each cache group",
     "memory_shortages": "Steps that found too little memory, and ended one request",
-    "nan_requests": "Requests that ended because the model's logits were NaN",
+    "nan_requests": "Attempts at requests that ended because the model's logits were NaN",
     "orphans_adopted": "Requests of lost routers that another router went on with",
     "orphans_kept": "Requests that were kept when their router was lost",
     "pauses": "Times that an answer paused because nobody read it",

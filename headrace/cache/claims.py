@@ -15,6 +15,7 @@ class Claim:
     block_ids       its blocks in order; the first `reused_tokens` worth are shared and must not be written
     slot            its own slot; each step writes the state there
     source          checkpoint that the next step reads instead of `slot`, None once `slot` has been written
+    resumed         checkpoint that its first step has read or reads; None: there was none
     hit             what the prompt matched, limited to what it was allowed to reuse
     reused_tokens   tokens that need neither computing nor receiving
     branch_point    where the prompt left a known prefix that has no checkpoint: its prefill should leave one
@@ -22,6 +23,7 @@ class Claim:
     primary_tokens  position of the deepest known primary checkpoint of its prefix
     checkpoints     those on its prefix, found or published, by position; some may be gone again
     num_reserved    slots reserved for further checkpoints
+    is_proven       a token was drawn from what it holds (headrace/cache/proof.py)
     """
 
     block_ids: list[BlockId]
@@ -32,8 +34,10 @@ class Claim:
     branch_point: int | None
     tail: Entry | None
     primary_tokens: int
+    resumed: Checkpoint | None
     checkpoints: list[Checkpoint] = field(default_factory=list)
     num_reserved: int = 0
+    is_proven: bool = False
     released: bool = False
 
     @property

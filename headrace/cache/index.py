@@ -23,6 +23,7 @@ class Checkpoint:
     tier           `PRIMARY` or less; lower tiers are evicted first
     above_tokens   position of the primary checkpoint above it when it was published; resuming from this one saves the
                    tokens from there to here
+    is_proven      a token was drawn behind it (headrace/cache/proof.py)
     """
 
     key: PrefixKey
@@ -31,11 +32,14 @@ class Checkpoint:
     tier: Tier
     above_tokens: int
     num_resumes: int = 0
+    is_proven: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
     """One cached block: the last `block_size` of the `num_tokens` tokens that `key` names.
+
+    `is_proven` once a token was drawn behind it (headrace/cache/proof.py).
 
     Its children are a list linked through themselves: a set in each of a million entries would keep the garbage
     collector as busy as the entries do.
@@ -50,6 +54,7 @@ class Entry:
     next_sibling: "Entry | None" = None
     checkpoint: Checkpoint | None = None
     indexed: bool = True
+    is_proven: bool = False
 
     def children(self) -> Iterator["Entry"]:
         child = self.first_child

@@ -19,6 +19,7 @@ from headrace.cache.events import CacheContents, CacheEvent
 from headrace.cache.eviction import EvictionPolicy, eviction_policy
 from headrace.cache.hits import HitPolicy, PrefixHit
 from headrace.cache.index import Checkpoint, Entry
+from headrace.cache.proof import forget_unproven, prove
 from headrace.cache.stats import CacheStats
 from headrace.cache.storage import Storage
 from headrace.cache.types import PRIMARY, BlockId, PrefixKey, SlotId, Tier
@@ -106,7 +107,7 @@ class PrefixCache:
         storage.blocks.acquire(*shared)
         if source is not None:
             self._resume_from(source)
-        branch_point = hit_policy.branch_point(hit)
+        branch_point, resumed = hit_policy.branch_point(hit), source
         if hit_policy.is_lookup:
             self._count_lookup(hit, reused_tokens, max_reuse_tokens)
             if not hit_policy.state_arrives:
@@ -121,6 +122,7 @@ class PrefixCache:
             branch_point=branch_point,
             tail=tail,
             primary_tokens=hit.state_tokens,
+            resumed=resumed,
             checkpoints=_checkpoints_through(tail),
         )
 
@@ -247,21 +249,19 @@ class PrefixCache:
         """
         return self._storage.forget_checkpoint(checkpoint)
 
-    def forget_own(self, claim: Claim) -> None:
-        """Makes unfindable what `claim` has published, and what others have published behind its blocks.
+    def prove(self, claim: Claim) -> None:
+        """Notes that a token was drawn from what `claim` has read and published: it holds numbers."""
+        claim.require_held()
+        prove(claim, self.block_size)
 
-        What it reused stays, and so do blocks that others published first, but not the claim's checkpoints there. To be
-        called before `release`, of a request whose blocks and states may be no numbers.
+    def forget_unproven(self, claim: Claim) -> bool:
+        """Makes unfindable what `claim` has read or published without proof, before `release`: it may hold NaN.
+
+        With it goes what others have published behind these blocks; they keep what they hold. Returns True if some was
+        there before the claim: without, the same prompt may have a next token.
         """
         claim.require_held()
-        for entry in reversed([] if claim.tail is None else claim.tail.upward()):
-            if entry.num_tokens <= claim.reused_tokens or not entry.indexed:
-                continue
-            if entry.block == claim.block_ids[entry.num_tokens // self.block_size - 1]:
-                self._storage.forget(entry)
-                return
-            if entry.checkpoint in claim.checkpoints:
-                self._storage.forget_checkpoint(entry.checkpoint)
+        return forget_unproven(self._storage, claim)
 
     # Holding beyond a request
 

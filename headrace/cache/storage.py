@@ -127,9 +127,14 @@ class Storage:
         entry = self.index.find(checkpoint)
         if entry is None or self.slots.is_referenced(checkpoint.slot):
             return False
-        self.slots.uncache(self.index.detach(entry).slot)
-        self._on_events([CheckpointEvicted(checkpoint.key)])
+        self.forget_state(entry)
         return True
+
+    def forget_state(self, entry: Entry) -> None:
+        """Make the checkpoint of an entry unfindable; not an eviction. Whoever holds it keeps it."""
+        checkpoint = self.index.detach(entry)
+        self.slots.uncache(checkpoint.slot)
+        self._on_events([CheckpointEvicted(checkpoint.key)])
 
     def forget(self, first: Entry) -> None:
         """Make an entry and all below it in the index unfindable; not an eviction. Whoever holds a block or a

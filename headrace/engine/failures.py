@@ -21,6 +21,13 @@ class NotNumbers(Exception):
     """The model's logits behind this request's tokens are NaN: there is no next one, on any node. The others go on."""
 
 
+class UnprovenPrefix(Exception):
+    """This request's logits are NaN, perhaps for a cached prefix that it reused and from which no token had been drawn.
+
+    That is forgotten: another attempt may succeed, here or elsewhere.
+    """
+
+
 class StepFailed(Exception):
     """The step that computed this request raised, and the node ends; the request may be the cause."""
 

@@ -15,7 +15,7 @@ from headrace.cache.prefix_cache import PrefixCache
 from headrace.cache.publishing import ScheduledChunk
 from headrace.engine.accepted_drafts import append_new, keep_accepted, num_right
 from headrace.engine.drafting import Drafting
-from headrace.engine.failures import NotNumbers, shape
+from headrace.engine.failures import NotNumbers, UnprovenPrefix, shape
 from headrace.engine.logprobs import PromptScores
 from headrace.engine.requests import EngineRequests
 from headrace.engine.runner import ModelRunner
@@ -197,6 +197,7 @@ class EngineTokens(EngineRequests):
                 if ids[draw] == NO_TOKEN:
                     self._give_up_nan(sequence)
                     continue
+                self._prove(sequence)
                 sequence.append(ids[draw])
                 finish = self._rules.finish_reason(sequence)
                 self._appended(Taken(sequence, drawn, slice(draw, draw + 1), finish))
@@ -230,6 +231,7 @@ class EngineTokens(EngineRequests):
 
     def _append_new(self, chunk: ScheduledChunk[Sequence], step: InFlight, token_ids: list[int]) -> None:
         sequence, first_draw = chunk.sequence, step.inputs.draw_index[chunk.sequence]
+        self._prove(sequence)  # not what this step has written: NaN may stand behind these tokens
         num_taken, finish = append_new(sequence, token_ids, self._rules)
         keep_accepted(chunk, num_taken, self.cache, self._publisher)
         self.computed_tokens += num_taken
@@ -243,16 +245,21 @@ class EngineTokens(EngineRequests):
     def _give_up_nan(self, sequence: Sequence) -> None:
         """Ends a sequence for which NO_TOKEN was drawn, behind the tokens that it has.
 
-        Nobody hits what it leaves: NaN spreads in a pass to tokens and states before it, which others may share.
+        Nobody hits what no token was drawn from. If it has reused some of that itself, that may be the cause.
         """
         self._report_taken()
         self._leave(sequence)
-        self.cache.forget_own(sequence.held)
+        kind = UnprovenPrefix if self.cache.forget_unproven(sequence.held) else NotNumbers
         self.nan_requests += 1
         what = f"logits behind {len(sequence.tokens)} tokens are not numbers (NaN)"
         log.error("request %s: %s", shape(sequence.request), what)
         remedy = "its activations overflow, or its weights are damaged: try engine.dtype float32 or bfloat16"
-        sequence.job.on_event(Failed(NotNumbers(f"the model's {what}; {remedy}")))
+        sequence.job.on_event(Failed(kind(f"the model's {what}; {remedy}")))
+
+    def _prove(self, sequence: Sequence) -> None:
+        """Notes in the cache that a token was drawn for a sequence, the first one since it was admitted."""
+        if not sequence.held.is_proven:
+            self.cache.prove(sequence.held)
 
     def _appended(self, taken: Taken) -> None:
         """Keeps new tokens to be reported, and takes a sequence that needs no more of them out of the steps."""

@@ -14,6 +14,7 @@ from headrace.wire.errors import (
     NodeError,
     NodeLost,
     NodeStopped,
+    PrefixForgotten,
     RequestRefused,
     TransferBroken,
     Unanswerable,
@@ -25,6 +26,7 @@ _ERRORS: dict[grpc.StatusCode, type[NodeError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: RequestRefused,
     grpc.StatusCode.FAILED_PRECONDITION: RequestRefused,
     grpc.StatusCode.OUT_OF_RANGE: Unanswerable,
+    grpc.StatusCode.DATA_LOSS: PrefixForgotten,
     grpc.StatusCode.NOT_FOUND: CheckpointGone,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
 }

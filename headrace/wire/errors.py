@@ -50,6 +50,11 @@ class Unanswerable(RequestRefused):
     """The model has no next token for this request, on any node: its logits are not numbers."""
 
 
+class PrefixForgotten(NodeError):
+    """The request's logits were not numbers, perhaps for what the node had cached, and has forgotten: it may be tried
+    again."""
+
+
 class CheckpointGone(NodeError):
     """The node does not hold the requested checkpoint, or no longer does."""
 

@@ -47,7 +47,8 @@ class PrefillServicer:
     def Run(self, request, context):
         """Prefills, samples the first token, sends blocks and state to the reservation. Cancelling the call aborts it.
         FAILED_PRECONDITION: the layouts differ; RESOURCE_EXHAUSTED: no capacity before the
-        deadline; ABORTED: the transfer failed.
+        deadline; ABORTED: the transfer failed; OUT_OF_RANGE: the model's logits are NaN; DATA_LOSS: so they are, perhaps for
+        what was cached here, which is forgotten.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -36,7 +36,8 @@ class PrefillStub:
     Run: _grpc.UnaryStreamMultiCallable[_headrace_pb2.PrefillRequest, _headrace_pb2.PrefillEvent]
     """Prefills, samples the first token, sends blocks and state to the reservation. Cancelling the call aborts it.
     FAILED_PRECONDITION: the layouts differ; RESOURCE_EXHAUSTED: no capacity before the
-    deadline; ABORTED: the transfer failed.
+    deadline; ABORTED: the transfer failed; OUT_OF_RANGE: the model's logits are NaN; DATA_LOSS: so they are, perhaps for
+    what was cached here, which is forgotten.
     """
 
 @_typing.type_check_only
@@ -45,7 +46,8 @@ class PrefillAsyncStub(PrefillStub):
     Run: _aio.UnaryStreamMultiCallable[_headrace_pb2.PrefillRequest, _headrace_pb2.PrefillEvent]  # type: ignore[assignment]
     """Prefills, samples the first token, sends blocks and state to the reservation. Cancelling the call aborts it.
     FAILED_PRECONDITION: the layouts differ; RESOURCE_EXHAUSTED: no capacity before the
-    deadline; ABORTED: the transfer failed.
+    deadline; ABORTED: the transfer failed; OUT_OF_RANGE: the model's logits are NaN; DATA_LOSS: so they are, perhaps for
+    what was cached here, which is forgotten.
     """
 
 class PrefillServicer(metaclass=_abc_1.ABCMeta):
@@ -57,7 +59,8 @@ class PrefillServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_headrace_pb2.PrefillEvent], _abc.AsyncIterator[_headrace_pb2.PrefillEvent]]:
         """Prefills, samples the first token, sends blocks and state to the reservation. Cancelling the call aborts it.
         FAILED_PRECONDITION: the layouts differ; RESOURCE_EXHAUSTED: no capacity before the
-        deadline; ABORTED: the transfer failed.
+        deadline; ABORTED: the transfer failed; OUT_OF_RANGE: the model's logits are NaN; DATA_LOSS: so they are, perhaps for
+        what was cached here, which is forgotten.
         """
 
 def add_PrefillServicer_to_server(servicer: PrefillServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

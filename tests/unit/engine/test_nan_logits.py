@@ -11,7 +11,7 @@ import torch
 
 from headrace.config import ConfigError
 from headrace.engine.build import BuiltEngine
-from headrace.engine.failures import NotNumbers
+from headrace.engine.failures import NotNumbers, UnprovenPrefix
 from headrace.engine.runner import Launched
 from headrace.engine.sequence import Failed, Finished
 from headrace.engine.warm_up import warm_up
@@ -49,10 +49,10 @@ def run_together(built: BuiltEngine, *asked: Request) -> list[Run]:
     return runs
 
 
-def assert_failed(run: Run, num_tokens: int) -> None:
+def assert_failed(run: Run, num_tokens: int, kind: type[Exception] = NotNumbers) -> None:
     """It ended for want of a token behind so many."""
     *_, last = run.events
-    assert isinstance(last, Failed) and isinstance(last.error, NotNumbers)
+    assert isinstance(last, Failed) and type(last.error) is kind
     assert str(last.error).startswith(f"the model's logits behind {num_tokens} tokens are not numbers (NaN)")
     assert not any(isinstance(event, Finished) for event in run.events)
 
@@ -126,6 +126,64 @@ def test_a_check_behind_the_one_without_a_token_is_dropped(trained: Path) -> Non
     assert failed.tokens == answer[: len(failed.tokens)] and len(failed.tokens) > 1
     assert_failed(failed, len(KNOWN) + len(failed.tokens))
     assert generate(built, request(KNOWN, ANSWER)).tokens == answer
+
+
+@pytest.fixture
+def shared(tiny_checkpoint) -> tuple[BuiltEngine, Request, Request, list[int]]:
+    """An engine with a token that breaks it, a prompt with that token behind a checkpoint of the same step, one that
+    begins with what is before, and its answer."""
+    path = tiny_checkpoint("granite")
+    system = random_prompt(120)
+    asked = request([*system, *random_prompt(20, seed=2)])
+    answer = generate(small_engine(path), asked).tokens
+    built = small_engine(path, max_step_tokens=64)
+    break_token(built, broken := unused(asked.tokens, answer))
+    return built, request([*system, broken, *system], boundaries=(112,)), asked, answer
+
+
+def again(built: BuiltEngine, asked: Request, prompt_length: int) -> list[int]:
+    """The tokens of a request that reused a prefix without numbers, which a second attempt does not find."""
+    first = generate(built, asked)
+    assert_failed(first, prompt_length, UnprovenPrefix)
+    assert first.tokens == []
+    return generate(built, asked).tokens
+
+
+def test_a_prompt_that_a_client_cancels_costs_later_ones_an_attempt(shared) -> None:
+    built, broken, asked, answer = shared
+    cancelled = submitted(built, broken)
+    for _ in range(3):  # the second chunk has the broken token, and blocks before it
+        built.engine.admit()
+        built.engine.step()
+    assert cancelled.sequence.is_prefilling
+    built.engine.release(cancelled.sequence)
+    assert again(built, asked, 140) == answer
+    assert generate(built, asked).tokens == answer, "and no more than one"
+    assert_failed(generate(built, broken), 241)
+    assert generate(built, asked).tokens == answer, "a token was drawn from what it has reused"
+
+
+def test_a_prompt_that_shares_one_under_way_is_tried_again(shared) -> None:
+    built, broken, asked, answer = shared
+    failing, beside = submitted(built, broken), None
+    while failing.sequence.is_prefilling or beside is None:
+        built.engine.admit()
+        built.engine.step()
+        if beside is None and failing.sequence.num_computed >= 128:
+            beside = submitted(built, asked)
+    run_all(built)
+    assert_failed(failing, 241)
+    assert_failed(beside, 140, UnprovenPrefix)
+    for run in failing, beside:
+        built.engine.release(run.sequence)
+    assert generate(built, asked).tokens == answer
+    assert_nothing_in_use(built)
+
+
+def test_a_prompt_of_which_nothing_is_drawn_proves_nothing(shared) -> None:
+    built, broken, asked, answer = shared
+    assert not any(isinstance(event, Failed) for event in generate(built, broken, max_new=0).events)
+    assert again(built, asked, 140) == answer
 
 
 BAD_WORDS = replace(GREEDY, bad_words=(BadWord((7, 9)), BadWord((7, 9, 11))))

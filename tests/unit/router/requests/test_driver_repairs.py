@@ -6,7 +6,7 @@ from typing import Any, Literal
 import pytest
 
 from headrace.wire import messages as m
-from headrace.wire.errors import NodeBusy, NodeLost, RequestRefused, TransferBroken, Unanswerable
+from headrace.wire.errors import NodeBusy, NodeLost, PrefixForgotten, RequestRefused, TransferBroken, Unanswerable
 from headrace.wire.node_messages import Role
 from tests.support.patience import PATIENCE_S
 from tests.support.router.candidates import AlwaysTheFirst
@@ -15,7 +15,9 @@ from tests.unit.router.conftest import StartRouter
 from tests.unit.router.requests.conftest import TEXT, ask, assert_idle, decode_node, prefill_node, text_of
 
 
-@pytest.mark.parametrize("error", [NodeLost("p0", "gone"), TransferBroken("p0", "reset")])
+@pytest.mark.parametrize(
+    "error", [NodeLost("p0", "gone"), TransferBroken("p0", "reset"), PrefixForgotten("p0", "not numbers")]
+)
 @pytest.mark.parametrize("after_tokens", [0, 1])
 async def test_another_prefill_node_takes_the_same_reservation(
     start_router: StartRouter, answer: list[int], error: Any, after_tokens: int
@@ -86,10 +88,13 @@ async def test_lost_prefill_nodes_leave_the_prompt_to_the_decode_node(start_rout
     assert result["usage"]["completion_tokens"] == len(answer)
 
 
+@pytest.mark.parametrize("error", [NodeLost("d0", "gone"), PrefixForgotten("d0", "not numbers")])
 @pytest.mark.parametrize("after_tokens", [1, 5])
-async def test_a_lost_decode_node_migrates(start_router: StartRouter, answer: list[int], after_tokens: int):
+async def test_an_answer_that_its_decode_node_fails_migrates(
+    start_router: StartRouter, answer: list[int], error: Any, after_tokens: int
+):
     cluster = fake_cluster(answer, decode=2, eos_id=0)
-    cluster.nodes["d0"].faults = [Fault(NodeLost("d0", "gone"), after_tokens)]
+    cluster.nodes["d0"].faults = [Fault(error, after_tokens)]
     running = await start_router(cluster)
     result = await ask(running)
     assert text_of(result) == TEXT
