@@ -7,6 +7,7 @@ that a step with drafts waits for are reported behind its launch: the device has
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -192,6 +193,8 @@ class EngineTokens(EngineRequests):
         for chunk, scores in zip(step.inputs.scored, step.launched.scores, strict=True):
             if chunk.sequence in running:
                 self._take_scores(chunk, scores)
+        if step.inputs.scored:
+            running.intersection_update(self._running)  # without those that the scores have ended
         for sequence, draw in step.inputs.draw_index.items():
             if sequence in running and sequence not in step.offers:
                 if ids[draw] == NO_TOKEN:
@@ -243,7 +246,7 @@ class EngineTokens(EngineRequests):
             self.drafting.verified(sequence, step.offers[sequence], num_taken - 1)
 
     def _give_up_nan(self, sequence: Sequence) -> None:
-        """Ends a sequence for which NO_TOKEN was drawn, behind the tokens that it has.
+        """Ends a sequence for which NO_TOKEN was drawn, behind the tokens that it has, or whose scores are NaN.
 
         Nobody hits what no token was drawn from. If it has reused some of that itself, that may be the cause.
         """
@@ -308,6 +311,9 @@ class EngineTokens(EngineRequests):
     def _take_scores(self, chunk: ScheduledChunk[Sequence], scores: PromptScores) -> None:
         sequence = chunk.sequence
         for part in scores.parts():
+            if any(map(math.isnan, part.logprobs)):
+                self._give_up_nan(sequence)
+                return
             sequence.job.on_event(Scored(part))
         sequence.num_scored = rows_to_score(chunk).stop
         if sequence.job.max_new == 0 and not sequence.to_score:

@@ -1,5 +1,6 @@
 """Requests whose logits are NaN, as where activations overflow: each ends alone, and says why."""
 
+import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ from headrace.config import ConfigError
 from headrace.engine.build import BuiltEngine
 from headrace.engine.failures import NotNumbers, UnprovenPrefix
 from headrace.engine.runner import Launched
-from headrace.engine.sequence import Failed, Finished
+from headrace.engine.sequence import Failed, Finished, Scored
 from headrace.engine.warm_up import warm_up
 from headrace.forward.sequence_input import SequenceInput
 from headrace.kernels.sampling.argmax import NO_TOKEN
@@ -126,6 +127,24 @@ def test_a_check_behind_the_one_without_a_token_is_dropped(trained: Path) -> Non
     assert failed.tokens == answer[: len(failed.tokens)] and len(failed.tokens) > 1
     assert_failed(failed, len(KNOWN) + len(failed.tokens))
     assert generate(built, request(KNOWN, ANSWER)).tokens == answer
+
+
+@pytest.mark.parametrize("max_new", [0, 1])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_scored_prompt_ends_with_the_parts_before(overlap: bool, max_new: int, tiny_checkpoint) -> None:
+    path, prompt = tiny_checkpoint("granite"), random_prompt(40)
+    asked, other = request([*prompt, *prompt]), request(random_prompt(30, seed=3))
+    alone = generate(small_engine(path), other).tokens
+    built = small_engine(path, overlap=overlap, max_step_tokens=32)
+    break_token(built, broken := unused(prompt, other.tokens, alone))
+    scored = submitted(built, request([*asked.tokens, broken, 7]), max_new=max_new, prompt_logprobs=1)
+    beside = submitted(built, other)
+    run_all(built)
+    assert_failed(scored, 82)
+    parts = [event.logprobs for event in scored.events if isinstance(event, Scored)]
+    assert 0 < sum(len(part.logprobs) for part in parts) < 81
+    assert all(math.isfinite(logprob) for part in parts for logprob in part.logprobs)
+    assert scored.tokens == [] and beside.tokens == alone and built.engine.nan_requests == 1
 
 
 @pytest.fixture
