@@ -104,6 +104,11 @@ def internal_error() -> ApiError:
     return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, message, code="internal_error")
 
 
+def invalid_logits(message: str) -> ApiError:
+    """500: the model's logits for the request are no distribution, on any node."""
+    return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, message, code="invalid_logits", may_retry=False)
+
+
 def overloaded(message: str, *, retry_after_s: int = 1) -> ApiError:
     """503: the same request may succeed later."""
     return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, code="no_node_available", retry_after_s=retry_after_s)
@@ -164,7 +169,7 @@ def from_node(error: NodeError) -> ApiError:
     """The ApiError for a node's error that could not be repaired."""
     match error:
         case Unanswerable():  # a subclass of the next
-            return ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, str(error), code="model_failed", may_retry=False)
+            return invalid_logits(str(error))
         case RequestRefused():
             return bad_request(f"refused by node {error}")
         case DeadlineExceeded():

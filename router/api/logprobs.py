@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from http import HTTPStatus
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from headrace.request import Token
-from router.errors import ApiError
+from router.errors import invalid_logits
 from router.text.text_stream import TextDelta
 from router.text.token_bytes import TokenBytes
 
@@ -128,7 +127,7 @@ def _number(logprob: float) -> float:
     """At least LEAST_LOGPROB. Raises ApiError (500) for a NaN, which stands for logits that are no distribution."""
     if not logprob < math.inf:
         message = "the model computed logits that are not numbers for this request: an overflow, or broken weights"
-        raise ApiError(HTTPStatus.INTERNAL_SERVER_ERROR, message, code="invalid_logits")
+        raise invalid_logits(message)
     return max(logprob, LEAST_LOGPROB)
 
 

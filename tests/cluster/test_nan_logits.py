@@ -49,7 +49,7 @@ def test_a_request_without_a_next_token_ends_and_nothing_else_does(on: str, tiny
         with httpx.Client(base_url=cluster.url, timeout=ASK_TIMEOUT_S) as client:
             for _ in range(2):
                 reply = client.post("/v1/completions", json=body)
-                assert (reply.status_code, reply.json()["error"]["code"]) == (500, "model_failed"), reply.text
+                assert (reply.status_code, reply.json()["error"]["code"]) == (500, "invalid_logits"), reply.text
                 assert "logits behind" in reply.json()["error"]["message"]
             (beside,) = asyncio.run(ask_all(cluster.url, [PROMPT], at_once=1))
             cluster.idle_nodes(["p0", "d0"])

@@ -135,6 +135,7 @@ async def test_logits_that_are_no_numbers_fail_their_request_alone(
         running.http.post("/v1/completions", json=asked(40)), running.http.post("/v1/completions", json=ordinary)
     )
     assert (failed.status_code, failed.json()["error"]["code"]) == (500, "invalid_logits")
+    assert failed.headers["x-should-retry"] == "false"
     assert fine.status_code == 200
     late = await events(running, asked(2000))  # broken after the first parts were sent
     assert late[-1]["error"]["code"] == "invalid_logits" and len(late) > 2

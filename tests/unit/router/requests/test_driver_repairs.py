@@ -183,7 +183,7 @@ async def test_a_request_without_a_next_token_is_a_500_and_is_not_repeated(
     cluster.nodes[node].faults = [Fault(Unanswerable(node, "the model's logits are not numbers"))]
     running = await start_router(cluster)
     reply = await running.http.post("/v1/completions", json={"prompt": "a"})
-    assert (reply.status_code, reply.json()["error"]["code"]) == (500, "model_failed")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (500, "invalid_logits")
     assert "not numbers" in reply.json()["error"]["message"] and reply.headers["x-should-retry"] == "false"
     assert cluster.nodes["d1"].requests == []
     await assert_idle(running)
