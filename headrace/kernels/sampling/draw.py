@@ -4,8 +4,8 @@ The inverse CDF, over tokens in order of logit and ties by id, at the row's own 
 
 Shapes    logits [N, V] float32; settings_N4 [N, 4] float64: temperature, top_k (0: all), top_p, min_p; uniform_N [N]
           float64 in [0, 1); returns ids int64 [N]
-Contract  temperature above zero; a logit may be -inf, not all of one row. A row with a NaN has NO_TOKEN. The host waits
-          for nothing
+Contract  temperature above zero; a logit may be -inf, not all of one row. A row with a NaN or +inf, of which the
+          softmax is NaN, has NO_TOKEN. The host waits for nothing
 Numerics  torch: float64. Triton: weights in float32, so that it draws another token with a chance of about 1e-6 a
           draw, the same one wherever it runs
 Source    Triton does not sort. The tokens that the cuts keep are a prefix of the order, and so are those before the
@@ -49,7 +49,7 @@ def draw_torch(logits: Tensor, settings_N4: Tensor, uniform_N: Tensor) -> Tensor
     cumulative = (probs_NV * keep).cumsum(dim=-1)
     rank = torch.searchsorted(cumulative, uniform_N.unsqueeze(1) * cumulative[:, -1:], right=True)
     ids = ids_NV.gather(1, rank.clamp_(max=probs_NV.shape[1] - 1)).squeeze(1)
-    return ids.masked_fill_(values_NV[:, 0].isnan(), NO_TOKEN)  # NaN is sorted before all numbers
+    return ids.masked_fill_(~(values_NV[:, 0] < torch.inf), NO_TOKEN)  # NaN is sorted before all numbers
 
 
 @triton.jit
@@ -101,8 +101,9 @@ def _last_of_prefix(row_ptr, V, best, worst, scale, most, limit, BLOCK: tl.const
 
 @triton.jit
 def _draw_kernel(
-    logits_ptr, settings_ptr, uniform_ptr, id_ptr, V, stride_logits, NO_TOKEN: tl.constexpr, BLOCK: tl.constexpr
-):
+    logits_ptr, settings_ptr, uniform_ptr, id_ptr, V, stride_logits,
+    NO_TOKEN: tl.constexpr, LARGEST: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     let_next_start()
     wait_for_previous()
     row = tl.program_id(0).to(tl.int64)
@@ -114,13 +115,13 @@ def _draw_kernel(
     # exp2 for exp. A plain number, as the interpreter makes a constexpr of a constexpr divided by a tensor.
     scale = (1.4426950408889634 / temperature).to(tl.float32)
     best = tl.full([BLOCK], float("-inf"), tl.float32)
-    num_nans = tl.zeros([BLOCK], tl.int32)
+    num_wrong = tl.zeros([BLOCK], tl.int32)
     for start in range(0, V, BLOCK):
         at = start + tl.arange(0, BLOCK)
         logit = tl.load(row_ptr + at, mask=at < V, other=float("-inf"))
         best = tl.maximum(best, logit)
-        num_nans += (logit != logit).to(tl.int32)
-    best = tl.max(best, 0)
+        num_wrong += tl.where(logit < float("inf"), 0, 1)
+    best = tl.minimum(tl.max(best, 0), LARGEST)  # between infinity and a number bisection would go logit by logit
     count, total, worst, _ = _above(row_ptr, V, float("-inf"), best, scale, BLOCK)
     most, kept = count, total
     if (top_k > 0) & (top_k < count):
@@ -146,7 +147,7 @@ def _draw_kernel(
         is_drawn = (equals > 0) & (equals_before + tl.cumsum(equals, 0) == rank + 1)
         drawn += tl.sum(tl.where(is_drawn, at, 0), 0)
         equals_before += tl.sum(equals, 0)
-    tl.store(id_ptr + row, tl.where(tl.sum(num_nans, 0) > 0, NO_TOKEN, drawn).to(tl.int64))
+    tl.store(id_ptr + row, tl.where(tl.sum(num_wrong, 0) > 0, NO_TOKEN, drawn).to(tl.int64))
 
 
 def draw_triton(logits: Tensor, settings_N4: Tensor, uniform_N: Tensor, block: int = 8192) -> Tensor:
@@ -158,6 +159,7 @@ def draw_triton(logits: Tensor, settings_N4: Tensor, uniform_N: Tensor, block: i
         block = min(block, next_power_of_2(V))
         _draw_kernel[(N,)](
             logits, settings_N4.contiguous(), uniform_N.contiguous(), ids, V, logits.stride(0),
-            NO_TOKEN=NO_TOKEN, BLOCK=block, num_warps=max(1, min(16, block // 512)), **OVERLAPPED,
+            NO_TOKEN=NO_TOKEN, LARGEST=torch.finfo(torch.float32).max, BLOCK=block,
+            num_warps=max(1, min(16, block // 512)), **OVERLAPPED,
         )  # fmt: skip
     return ids

@@ -66,7 +66,7 @@ def test_a_slice_of_the_logits_and_no_rows():
 def test_the_kernel_compiles_for_an_h200_without_spilling():
     types = {"logits_ptr": "*fp32:16", "settings_ptr": "*fp64:16", "uniform_ptr": "*fp64:16", "id_ptr": "*i64:16"}
     types |= {"V": "i32:16", "stride_logits": "i32:16"}
-    constexprs = {"NO_TOKEN": NO_TOKEN, "BLOCK": 8192}
+    constexprs = {"NO_TOKEN": NO_TOKEN, "LARGEST": 3.4e38, "BLOCK": 8192}
     [report] = compile_for_h200(
         [Launch("headrace.kernels.sampling.draw:_draw_kernel", types, constexprs, num_warps=16)]
     )
@@ -74,11 +74,12 @@ def test_the_kernel_compiles_for_an_h200_without_spilling():
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_a_row_with_a_nan_has_no_token(setting: tuple[float, int, float, float]):
-    logits = torch.randn(3, 150, generator=torch.Generator().manual_seed(2)).to(DEVICE)
-    logits[1, 97], logits[2] = torch.nan, torch.nan
-    settings = torch.tensor([setting] * 3, dtype=torch.float64, device=DEVICE)
-    uniform = torch.tensor([0.4] * 3, dtype=torch.float64, device=DEVICE)
+def test_a_row_without_a_softmax_has_no_token(setting: tuple[float, int, float, float]):
+    logits = torch.randn(6, 150, generator=torch.Generator().manual_seed(2)).to(DEVICE)
+    logits[1, 97], logits[2], logits[3, 97], logits[4, 3:9] = torch.nan, torch.nan, torch.inf, torch.inf
+    logits[5] = torch.inf
+    settings = torch.tensor([setting] * 6, dtype=torch.float64, device=DEVICE)
+    uniform = torch.tensor([0.4] * 6, dtype=torch.float64, device=DEVICE)
     first, *others = draw_torch(logits, settings, uniform).tolist()
-    assert first >= 0 and others == [NO_TOKEN, NO_TOKEN]
+    assert first >= 0 and others == [NO_TOKEN] * 5
     assert draw_triton(logits, settings, uniform, block=64).tolist() == [first, *others]
