@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from headrace.engine.failures import NotNumbers, OutOfMemory, StepFailed, UnprovenPrefix
+from headrace.engine.failures import NanLogits, OutOfMemory, StepFailed, UnprovenPrefix
 from headrace.engine.intake import BadRequest
 from headrace.engine.loop import EngineLost
 from headrace.tracing import TraceContext, context_of
@@ -36,7 +36,7 @@ _CODES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
     (StepFailed, grpc.StatusCode.INTERNAL),
     (EngineLost, grpc.StatusCode.UNAVAILABLE),
     (OutOfMemory, grpc.StatusCode.RESOURCE_EXHAUSTED),
-    (NotNumbers, grpc.StatusCode.OUT_OF_RANGE),
+    (NanLogits, grpc.StatusCode.OUT_OF_RANGE),
     (UnprovenPrefix, grpc.StatusCode.DATA_LOSS),
     (LayoutMismatch, grpc.StatusCode.FAILED_PRECONDITION),
     (TransferFailed, grpc.StatusCode.ABORTED),

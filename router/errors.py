@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from headrace.wire.errors import DeadlineExceeded, NodeBusy, NodeError, RequestRefused, Unanswerable
+from headrace.wire.errors import DeadlineExceeded, InvalidLogits, NodeBusy, NodeError, RequestRefused
 from headrace.wire.node_messages import Role
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def node_crashed(error: NodeError) -> ApiError:
 def from_node(error: NodeError) -> ApiError:
     """The ApiError for a node's error that could not be repaired."""
     match error:
-        case Unanswerable():  # a subclass of the next
+        case InvalidLogits():  # a subclass of the next
             return invalid_logits(str(error))
         case RequestRefused():
             return bad_request(f"refused by node {error}")

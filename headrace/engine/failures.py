@@ -17,12 +17,12 @@ class OutOfMemory(Exception):
     """The device had no memory for a step in which this request took part; another node may go on with it."""
 
 
-class NotNumbers(Exception):
-    """The model's logits behind this request's tokens are NaN: there is no next one, on any node. The others go on."""
+class NanLogits(Exception):
+    """The model's logits for this request's next token are NaN, and would be on any node. Other requests go on."""
 
 
 class UnprovenPrefix(Exception):
-    """This request's logits are NaN, perhaps for a cached prefix that it reused and from which no token had been drawn.
+    """This request's logits are NaN, perhaps because of a cached prefix that no token had been drawn from.
 
     That is forgotten: another attempt may succeed, here or elsewhere.
     """

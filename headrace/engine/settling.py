@@ -16,7 +16,7 @@ from headrace.cache.prefix_cache import PrefixCache
 from headrace.cache.publishing import ScheduledChunk
 from headrace.engine.accepted_drafts import append_new, keep_accepted, num_right
 from headrace.engine.drafting import Drafting
-from headrace.engine.failures import NotNumbers, UnprovenPrefix, shape
+from headrace.engine.failures import NanLogits, UnprovenPrefix, shape
 from headrace.engine.logprobs import PromptScores
 from headrace.engine.requests import EngineRequests
 from headrace.engine.runner import ModelRunner
@@ -223,7 +223,7 @@ class EngineTokens(EngineRequests):
         if is_running:
             token_ids = ids[first_draw : first_draw + 1 + chunk.num_drafts]
             new = token_ids[: num_right(token_ids, drafts) + 1]
-            is_lost = NO_TOKEN in new  # perhaps behind others: the layer drafts it, too
+            is_lost = NO_TOKEN in new  # perhaps as a right draft: the layer drafts it, too
             if is_lost:
                 del new[new.index(NO_TOKEN) :]
             if new:
@@ -252,7 +252,7 @@ class EngineTokens(EngineRequests):
         """
         self._report_taken()
         self._leave(sequence)
-        kind = UnprovenPrefix if self.cache.forget_unproven(sequence.held) else NotNumbers
+        kind = UnprovenPrefix if self.cache.forget_unproven(sequence.held) else NanLogits
         self.nan_requests += 1
         what = f"logits behind {len(sequence.tokens)} tokens are not numbers (NaN)"
         log.error("request %s: %s", shape(sequence.request), what)

@@ -9,6 +9,7 @@ from headrace.wire.errors import (
     STOP_DETAILS,
     CheckpointGone,
     DeadlineExceeded,
+    InvalidLogits,
     NodeBusy,
     NodeCrashed,
     NodeError,
@@ -17,7 +18,6 @@ from headrace.wire.errors import (
     PrefixForgotten,
     RequestRefused,
     TransferBroken,
-    Unanswerable,
 )
 
 _ERRORS: dict[grpc.StatusCode, type[NodeError]] = {
@@ -25,7 +25,7 @@ _ERRORS: dict[grpc.StatusCode, type[NodeError]] = {
     grpc.StatusCode.ABORTED: TransferBroken,
     grpc.StatusCode.INVALID_ARGUMENT: RequestRefused,
     grpc.StatusCode.FAILED_PRECONDITION: RequestRefused,
-    grpc.StatusCode.OUT_OF_RANGE: Unanswerable,
+    grpc.StatusCode.OUT_OF_RANGE: InvalidLogits,
     grpc.StatusCode.DATA_LOSS: PrefixForgotten,
     grpc.StatusCode.NOT_FOUND: CheckpointGone,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,

@@ -46,13 +46,13 @@ class RequestRefused(NodeError):
     """The node refuses this request, and so would every other one."""
 
 
-class Unanswerable(RequestRefused):
-    """The model has no next token for this request, on any node: its logits are not numbers."""
+class InvalidLogits(RequestRefused):
+    """The model's logits for this request are NaN, and would be on any node: it has no next token."""
 
 
 class PrefixForgotten(NodeError):
-    """The request's logits were not numbers, perhaps for what the node had cached, and has forgotten: it may be tried
-    again."""
+    """The request's logits were NaN, perhaps because of a cached prefix, which the node has forgotten: another attempt
+    may succeed."""
 
 
 class CheckpointGone(NodeError):

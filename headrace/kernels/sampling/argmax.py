@@ -17,7 +17,7 @@ from headrace.kernels.lib.sizes import cdiv, next_power_of_2
 
 DTYPES = torch.float32, torch.float16, torch.bfloat16
 NO_TOKEN = -1
-"""Drawn from logits that are no numbers: as a token, one that no vocabulary has."""
+"""Stands for a token where a row of logits has a NaN; no vocabulary has it."""
 
 
 def argmax(logits: Tensor, out: Tensor, ids: Tensor | None = None) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from headrace.config import ConfigError
 from headrace.engine.build import BuiltEngine
-from headrace.engine.failures import NotNumbers, UnprovenPrefix
+from headrace.engine.failures import NanLogits, UnprovenPrefix
 from headrace.engine.runner import Launched
 from headrace.engine.sequence import Failed, Finished, Scored
 from headrace.engine.warm_up import warm_up
@@ -50,7 +50,7 @@ def run_together(built: BuiltEngine, *asked: Request) -> list[Run]:
     return runs
 
 
-def assert_failed(run: Run, num_tokens: int, kind: type[Exception] = NotNumbers) -> None:
+def assert_failed(run: Run, num_tokens: int, kind: type[Exception] = NanLogits) -> None:
     """It ended for want of a token behind so many."""
     *_, last = run.events
     assert isinstance(last, Failed) and type(last.error) is kind

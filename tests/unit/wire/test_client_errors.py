@@ -12,6 +12,7 @@ from headrace.wire.errors import (
     CRASH_DETAILS,
     STOP_DETAILS,
     DeadlineExceeded,
+    InvalidLogits,
     NodeBusy,
     NodeCrashed,
     NodeError,
@@ -20,7 +21,6 @@ from headrace.wire.errors import (
     PrefixForgotten,
     RequestRefused,
     TransferBroken,
-    Unanswerable,
 )
 from headrace.wire.generated import headrace_pb2 as pb
 from headrace.wire.generated import headrace_pb2_grpc as rpc
@@ -56,7 +56,7 @@ class VerboseNode(rpc.PrefillServicer):
         (grpc.StatusCode.ABORTED, TransferBroken),
         (grpc.StatusCode.INVALID_ARGUMENT, RequestRefused),
         (grpc.StatusCode.FAILED_PRECONDITION, RequestRefused),
-        (grpc.StatusCode.OUT_OF_RANGE, Unanswerable),
+        (grpc.StatusCode.OUT_OF_RANGE, InvalidLogits),
         (grpc.StatusCode.DATA_LOSS, PrefixForgotten),
         (grpc.StatusCode.DEADLINE_EXCEEDED, DeadlineExceeded),
         (grpc.StatusCode.UNAVAILABLE, NodeLost),

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import pytest
 
 from headrace.wire import messages as m
-from headrace.wire.errors import NodeBusy, NodeLost, PrefixForgotten, RequestRefused, TransferBroken, Unanswerable
+from headrace.wire.errors import InvalidLogits, NodeBusy, NodeLost, PrefixForgotten, RequestRefused, TransferBroken
 from headrace.wire.node_messages import Role
 from tests.support.patience import PATIENCE_S
 from tests.support.router.candidates import AlwaysTheFirst
@@ -180,7 +180,7 @@ async def test_a_request_without_a_next_token_is_a_500_and_is_not_repeated(
     node: str, start_router: StartRouter, answer: list[int]
 ):
     cluster = fake_cluster(answer, decode=2)
-    cluster.nodes[node].faults = [Fault(Unanswerable(node, "the model's logits are not numbers"))]
+    cluster.nodes[node].faults = [Fault(InvalidLogits(node, "the model's logits are not numbers"))]
     running = await start_router(cluster)
     reply = await running.http.post("/v1/completions", json={"prompt": "a"})
     assert (reply.status_code, reply.json()["error"]["code"]) == (500, "invalid_logits")
