@@ -16,6 +16,7 @@ from headrace.grammar import (
     lark_grammar,
     regex_grammar,
 )
+from headrace.kernels.sampling.argmax import NO_TOKEN
 from tests.support.engine.tiny_checkpoints import END_OF_TEXT_ID, TURN_END_ID, VOCAB_SIZE, build_tokenizer
 
 TOKENIZER = build_tokenizer()
@@ -144,6 +145,7 @@ def test_drafts_end_where_a_rule_has_its_most_tokens(grammars: Grammars):
     answer = grammars.answer(lark_grammar('start: word "!"\nword[max_tokens=3]: /[a-z]*/'))
     tokens = [token for letter in "abcde" for token in ids(letter)]
     assert answer.allowed(tokens) == tokens[:3]
+    assert answer.allowed([*tokens[:2], NO_TOKEN, tokens[2]]) == tokens[:2], "a layer drafts it from NaN"
     answer.append(tokens[:2])
     assert answer.allowed(tokens[2:]) == tokens[2:3]
 

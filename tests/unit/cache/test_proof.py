@@ -3,6 +3,7 @@
 import pytest
 
 from headrace.cache.events import BlockEvicted, BlockStored, CheckpointEvicted, CheckpointStored
+from headrace.cache.hits import ReceiveState
 from tests.support.cache.cache_node import FakeNode, Request
 
 PROMPT = [*range(40)]
@@ -151,6 +152,24 @@ def test_a_state_without_proof_is_forgotten_on_blocks_that_are_proven(node: Fake
     assert found(node, PROMPT) == (16, 0)
     node.finish(beside)
     assert_nothing_in_use(node)
+
+
+def test_blocks_that_a_transfer_completes_may_be_the_cause_and_the_state_there_is_not_read(node: FakeNode) -> None:
+    node.finish(computed(node, PROMPT[:20]))
+    received = node.admit(PROMPT, hit_policy=ReceiveState())
+    assert received is not None and received.claim.reused_tokens == 16
+    node.receive(received)
+    node.cache.prove(received.claim)
+    node.finish(received)
+    behind = computed(node, PROMPT[:20])
+    assert give_up(node, behind), "the state at 16 tokens is not proven"
+    assert found(node, PROMPT) == (32, 0)
+    node.finish(computed(node, [*range(100, 120)]))
+    received = node.admit([*range(100, 140)], hit_policy=ReceiveState())
+    assert received is not None
+    node.receive(received)
+    assert give_up(node, received), "the block of 16 tokens is not proven"
+    assert found(node, [*range(100, 140)]) == (0, 0)
 
 
 def test_routers_hear_of_it() -> None:

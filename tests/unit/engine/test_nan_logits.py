@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from headrace.cache.hits import ReceiveState
 from headrace.config import ConfigError
 from headrace.engine.build import BuiltEngine
 from headrace.engine.failures import NanLogits, UnprovenPrefix
@@ -25,6 +26,7 @@ from tests.support.engine.driving import GREEDY, Run, assert_nothing_in_use, gen
 from tests.support.engine.driving import submit as submitted
 from tests.support.engine.interpreted import capture_layer
 from tests.support.engine.oracle import random_prompt
+from tests.support.node.engine_pair import move
 
 RANDOM = replace(GREEDY, temperature=1.0, seed=5)
 PENALISED = replace(GREEDY, repetition_penalty=1.2, presence_penalty=0.5)
@@ -115,7 +117,38 @@ def test_of_a_check_the_tokens_before_are_kept(row: int, tiny_checkpoint) -> Non
     kept = answer[: 5 + row]  # the prompt's token, four of the first check
     assert failed.tokens == kept
     assert_failed(failed, 20 + len(kept))
+    assert num_drafted(built)[1] == 3 + max(0, row - 1)  # the first one behind known tokens is no draft
     assert generate(built, asked).tokens == answer, "what it left in the cache is right"
+
+
+def test_of_a_check_that_comes_first_only_what_was_there_before_is_proven(tiny_checkpoint) -> None:
+    """Behind a transfer: the first 16 of the 30 tokens are a block, and the check completes the next one."""
+    path, asked = tiny_checkpoint("granite"), request(random_prompt(30))
+    source = small_engine(path)
+    answer = generate(source, asked).tokens
+    here = submitted(source, asked, max_new=1)
+    run_all(source)
+    built = drafting_engine(path, always_right([*asked.tokens, *answer]))
+    lose_draw(built, 1, 2)
+    there = submitted(built, asked, hit_policy=lambda hit: ReceiveState())
+    built.engine.admit()
+    move(source, here, built, there)
+    built.engine.run_decode(there.sequence, answer[0])
+    run_all(built)
+    assert there.tokens == answer[1:3]
+    assert_failed(there, 33)
+    assert built.engine.cache.match(there.sequence.keys, max_tokens=33).attention_tokens == 16
+
+
+@pytest.mark.parametrize("row", [1, 2, 3])
+def test_an_answer_that_ends_before_it_is_whole(row: int, tiny_checkpoint) -> None:
+    path, asked = tiny_checkpoint("granite"), request(random_prompt(20))
+    answer = generate(small_engine(path), asked).tokens
+    assert answer.index(answer[5]) == 5
+    built = drafting_engine(path, always_right([*asked.tokens, *answer]))
+    lose_draw(built, 2, row)
+    [whole] = run_together(built, request(random_prompt(20), replace(GREEDY, stop_token_ids=(answer[5],))))
+    assert whole.tokens == answer[:6] and whole.is_finished and built.engine.nan_requests == 0
 
 
 def test_a_check_behind_the_one_without_a_token_is_dropped(trained: Path) -> None:

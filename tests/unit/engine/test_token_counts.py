@@ -7,6 +7,7 @@ import torch
 
 from headrace.engine.build import BuiltEngine
 from headrace.engine.token_counts import TokenCounts
+from headrace.kernels.sampling.argmax import NO_TOKEN
 from tests.support.engine.driving import GREEDY, engine_of, generate, request, run_all, serve, small_engine, submit
 from tests.support.engine.oracle import random_prompt
 
@@ -37,6 +38,16 @@ def test_a_row_is_made_once_and_then_advanced_without_its_tokens() -> None:
     counts.advance(torch.tensor([row]), torch.tensor([9]))
     assert counts.row("a", Unreadable([1, 2, 9]), 1) == row
     assert counts.values[row].tolist() == [0, 1, 2, 0, 0, 0, 0, 0, 0, 2]
+
+
+def test_no_token_is_counted_in_no_other_row() -> None:
+    counts = counts_of()
+    before, row = counts.row("a", [1, 2], 1), counts.row("b", [1, 2], 1)
+    counts.advance(torch.tensor([row]), torch.tensor([NO_TOKEN]))
+    assert counts.values[before].tolist() == [0, 1, 2, 0, 0, 0, 0, 0, 0, 0]
+    assert counts.values[row].tolist() == [2, 1, 2, 0, 0, 0, 0, 0, 0, 0]
+    drafted = counts.row_after("b", [5, NO_TOKEN])
+    assert counts.values[drafted].tolist() == [4, 1, 2, 0, 0, 2, 0, 0, 0, 0]
 
 
 def test_memory_grows_with_the_most_rows_at_a_time_and_keeps_what_they_hold() -> None:
