@@ -140,6 +140,9 @@ def test_passes_begin_behind_the_drafts_that_were_right(num_passes: int, trained
     tail = TailStep(0, 14, None)
     entry = SequenceInput([50, 0, 0], 18, blocks_of(0), 0, 0, num_logits=3, future_drafts=0, tail=tail)
     ours._drawn[:3] = torch.tensor([*ids[0][:2], 60])
+    for more in {"tokens": [1] * 5, "num_logits": 5}, {"block_ids": [0] * 99}:
+        beyond = replace(inputs[0], **more)
+        assert ours.draft_ahead([CheckedSequence(beyond, 0, 64)], 1) is None, "no captured pass holds it"
     again = ours.draft_ahead([CheckedSequence(entry, 0, 64)], 1)
     assert again is not None and ours._drafts is not None
     assert ours._drafts._starts(1).ends.tolist() == [18 + 3 + 1], "both were right"

@@ -8,14 +8,15 @@ import pytest
 import torch
 
 from headrace.cache.layout import AttentionGroup, CacheLayout, StateGroup
-from headrace.cache.tails import TailStep
+from headrace.cache.tails import BehindCheck, TailStep
 from headrace.engine.draft_passes import DraftStart, draft_tokens
 from headrace.engine.graphs import checked_sizes
 from headrace.engine.runner import ModelRunner
 from headrace.engine.verify_inputs import VerifyInputs
 from headrace.forward.memory import CacheMemory
-from headrace.forward.sequence_input import known_place
+from headrace.forward.sequence_input import SequenceInput, known_place
 from headrace.kernels.attention.decode import PagedContexts
+from headrace.kernels.lib.tails import TailField
 from headrace.kernels.sampling.checked_rows import CheckSources
 from headrace.models.weights import load_model
 from tests.support.engine.checks import LENGTHS_BEFORE, behind_a_check, drafted
@@ -119,6 +120,31 @@ def test_a_check_names_the_blocks_of_a_sequence_once_for_all_its_rows() -> None:
     assert contexts.table_NM[:2, :2].tolist() == [blocks_of(0)[:2], blocks_of(1)[:2]]
     ours, scratch = blocks_of(0), memory.scratch_block
     assert batch.block_T.tolist() == [ours[0], ours[0], ours[1], ours[1], blocks_of(1)[1], *[scratch] * 7]
+
+
+def test_each_sequence_of_a_check_is_placed_by_its_own_numbers() -> None:
+    """Known or not, with a tail or a slot for each state; the check before has counted drafts of one of them alone."""
+    layout = CacheLayout("f", "float32", "float32", 16, (AttentionGroup(1, 1, 4),), (StateGroup(1, (2, 3), (2, 4)),))
+    memory = CacheMemory(layout, 4 * BLOCKS_EACH, 12)
+    num_right = torch.full((16,), 3)
+    num_right[5] = 1
+    sources = CheckSources(torch.arange(40, 56), torch.arange(100, 148).view(16, 3), num_right)
+    inputs = VerifyInputs(memory, sources, 4, 4, MAX_TOKENS)
+    unknown = SequenceInput([0, 0], 30, blocks_of(2), 2, 10, num_logits=2, future_token=4, future_drafts=3,
+                            tail=TailStep(2, 29, None), behind=BehindCheck(5, 3, None, 8))  # fmt: skip
+    by_slots = SequenceInput([6, 7, 8], 9, blocks_of(3), 3, 7, emit=((10, 8), (11, 9)), num_logits=3)
+    inputs.load([drafted(0, [1, 2, 3, 4], 14, written=16), drafted(1, [5], 30), unknown, by_slots], 16)
+    batch = inputs.batch(16)
+    assert batch.decode is not None and batch.logit_rows is not None
+    [group] = batch.decode.groups
+    assert group.tails is not None
+    assert batch.tokens_T.view(4, 4).tolist() == [[1, 2, 3, 4], [5, 0, 0, 0], [45, 109, 0, 0], [6, 7, 8, 0]]
+    assert batch.positions_T.view(4, 4).tolist() == [[14, 15, 16, 17], [30, 0, 0, 0], [31, 32, 0, 0], [9, 10, 11, 0]]
+    assert batch.block_T.view(4, 4)[2, :2].tolist() == blocks_of(2)[1:3]
+    assert group.dst_slots.tolist() == [[-1, -1, -1, 11], [1, -1, -1, -1], [-1, 10, -1, -1], [8, 9, 7, -1]]
+    assert group.source.slots_N.tolist() == [0, 1, 2, 3]
+    assert group.tails.fields[:, TailField.KEPT].tolist() == [0, 0, 2, 0]  # tokens behind the state of each
+    assert batch.logit_rows[:10].tolist() == [0, 1, 2, 3, 4, 8, 9, 12, 13, 14]
 
 
 @torch.inference_mode()

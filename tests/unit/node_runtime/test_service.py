@@ -11,8 +11,20 @@ import pytest
 
 import node_runtime.service
 from decode_node.service import DecodeService
+from headrace.engine.failures import NanLogits, NeedsMoreMemory, OutOfMemory, StepFailed, UnprovenPrefix
+from headrace.engine.loop import EngineLost
 from headrace.tracing import NoTracing
 from headrace.wire import codecs
+from headrace.wire.call_status import node_error
+from headrace.wire.errors import (
+    InvalidLogits,
+    NodeBusy,
+    NodeCrashed,
+    NodeError,
+    NodeStopped,
+    PrefixForgotten,
+    RequestRefused,
+)
 from headrace.wire.generated import headrace_pb2 as pb
 from headrace.wire.generated import headrace_pb2_grpc as rpc
 from headrace.wire.messages import PrefillRequest, Start
@@ -105,3 +117,33 @@ async def test_an_inner_timeout_is_not_taken_for_the_calls() -> None:
     with pytest.raises(TimeoutError):
         async with node_runtime.service.errors_as_status(Context()):  # type: ignore[arg-type]
             raise TimeoutError
+
+
+@pytest.mark.parametrize(
+    ("raised", "seen"),
+    [
+        (NeedsMoreMemory("why"), RequestRefused),
+        (OutOfMemory("why"), NodeBusy),
+        (NanLogits("why"), InvalidLogits),
+        (UnprovenPrefix("why"), PrefixForgotten),
+        (StepFailed("why"), NodeCrashed),
+        (EngineLost("why"), NodeStopped),
+    ],
+    ids=lambda each: type(each).__name__ if isinstance(each, Exception) else "",
+)
+async def test_a_router_sees_why_an_engine_ended_a_request(raised: Exception, seen: type[NodeError]) -> None:
+    class Aborted(Exception):
+        pass
+
+    class Context:
+        def time_remaining(self) -> float:
+            return 1000.0
+
+        async def abort(self, code: grpc.StatusCode, details: str) -> None:
+            raise Aborted(code, details)
+
+    with pytest.raises(Aborted) as aborted:
+        async with node_runtime.service.errors_as_status(Context()):  # type: ignore[arg-type]
+            raise raised
+    error = node_error("d0", *aborted.value.args)
+    assert type(error) is seen and error.message.endswith("why")
