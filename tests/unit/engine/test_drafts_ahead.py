@@ -146,6 +146,9 @@ def test_passes_begin_behind_the_drafts_that_were_right(num_passes: int, trained
     again = ours.draft_ahead([CheckedSequence(entry, 0, 64)], 1)
     assert again is not None and ours._drafts is not None
     assert ours._drafts._starts(1).ends.tolist() == [18 + 3 + 1], "both were right"
+    at_the_end = replace(inputs[0], start=29, tokens=[1, 2, 3], num_logits=3, block_ids=blocks_of(1))
+    ours.draft_ahead([CheckedSequence(at_the_end, 0, 64)], 3)
+    assert ours._drafts._table[0, :3].tolist() == blocks_of(1)[:3], "the drafts are in one block more"
 
 
 @pytest.mark.parametrize("sampling", [ANSWER, RANDOM, replace(RANDOM, repetition_penalty=1.2)])
