@@ -47,19 +47,20 @@ def warm_up(
     def run(runner: ModelRunner, capture: Capture | None) -> None:
         steps = _steps(runner, max_step_tokens)
         penalised = _PENALISED._replace(counts_row=runner.token_counts.row("warm-up", [1], 1), mask_row=0)
-        draws = (_GREEDY, _RANDOM, penalised)
+        draws, tokens = (_GREEDY, _RANDOM, penalised), set[int]()
         for i, step in enumerate(steps):
             drawn = [draws[(i + row) % 3] for row in range(len(step))]
             masks = runner.new_masks(drawn.count(penalised)).fill_(-1)  # everything is allowed
             launched = runner.launch(step, list(enumerate(drawn)), (), lambda masks=masks: masks)
             launched.drawn.tokens()
-            if capture is None and NO_TOKEN in launched.drawn.ids():
-                raise ConfigError(
-                    f"the model's logits are not numbers (NaN) in {runner.model.dtype}: its weights are damaged, or "
-                    "its activations overflow; check them, or set engine.dtype to float32 or bfloat16"
-                )
             if capture is None:
+                tokens.update(launched.drawn.ids())
                 log.info("warm-up: step %d of %d after %.1f s", i + 1, len(steps), time.monotonic() - started_s)
+        if tokens == {NO_TOKEN}:  # one prompt may overflow, a model of numbers does not for all
+            raise ConfigError(
+                f"the model's logits are not numbers (NaN) in {runner.model.dtype}: its weights are damaged, or its "
+                "activations overflow; check them, or set engine.dtype to float32 or bfloat16"
+            )
         if runner.model.mtp is not None:
             newest = steps[1][-1]
             start = DraftStart(1, newest.start, newest.block_ids, newest.dst_slot, num_drafts=1)
