@@ -73,7 +73,7 @@ def test_the_kernel_compiles_for_an_h200_without_spilling():
     assert report.stack_bytes == 0
 
 
-@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of numpy, in the interpreter
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, in the interpreter
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_a_row_without_a_softmax_has_no_token(setting: tuple[float, int, float, float]):
     logits = torch.randn(6, 150, generator=torch.Generator().manual_seed(2)).to(DEVICE)
