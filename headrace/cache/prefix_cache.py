@@ -107,22 +107,22 @@ class PrefixCache:
         storage.blocks.acquire(*shared)
         if source is not None:
             self._resume_from(source)
-        branch_point, resumed = hit_policy.branch_point(hit), source
+        branch_point = hit_policy.branch_point(hit)
         if hit_policy.is_lookup:
             self._count_lookup(hit, reused_tokens, max_reuse_tokens)
             if not hit_policy.state_arrives:
                 self._count_state_lookup(hit, branch_point, max_reuse_tokens)
-        slot, source = self._slots.start(source)
+        slot, to_read = self._slots.start(source)
         return Claim(
             block_ids=shared + storage.reserve_blocks(num_new),
             slot=slot,
-            source=source,
+            source=to_read,
             hit=hit,
             reused_tokens=reused_tokens,
             branch_point=branch_point,
             tail=tail,
             primary_tokens=hit.state_tokens,
-            resumed=resumed,
+            resumed=source,
             checkpoints=_checkpoints_through(tail),
         )
 

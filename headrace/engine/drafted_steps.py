@@ -71,6 +71,7 @@ class EngineDrafts(EngineTokens):
         return (
             len(decoding) <= self._scheduler.max_running
             and num_missing <= self._tail_rows.num_free
+            # Those with one draw for all tokens draw alike, which is known without asking.
             and all(sequence.same_draw is not None or sequence.draws_alike for sequence in decoding)
         )
 

@@ -132,8 +132,7 @@ class CheckedStarts:
                 future_rows[row] = entry.future_drafts
             elif num_drafts:
                 rows[row, N : N + num_drafts] = entry.tokens[1:]
-        if n:
-            rows[:n, :N] = numbers
+        rows[:n, :N] = np.array(numbers, dtype=np.int64).reshape(n, N)
         place = np.arange(K)
         is_future = (future_rows >= 0)[:, None] & (place < rows[:n, StartField.NUM_DRAFTS, None])
         rows[:n, N + K :] = np.where(is_future, future_rows[:, None] * K + place, PAD_SLOT)

@@ -227,12 +227,13 @@ class EngineTokens(EngineRequests):
             if is_lost:
                 del new[new.index(NO_TOKEN) :]
             if new:
-                self._append_new(chunk, step, new)
+                self._take_new(chunk, step, new)
             if is_lost and sequence in self._running:
                 self._give_up_nan(sequence)
         self.cache.draft_slots.give_back(chunk.draft_slots)
 
-    def _append_new(self, chunk: ScheduledChunk[Sequence], step: InFlight, token_ids: list[int]) -> None:
+    def _take_new(self, chunk: ScheduledChunk[Sequence], step: InFlight, token_ids: list[int]) -> None:
+        """Takes tokens that a check has drawn, right drafts among them, up to the one that ends the sequence."""
         sequence, first_draw = chunk.sequence, step.inputs.draw_index[chunk.sequence]
         self._prove(sequence)  # not what this step has written: NaN may stand behind these tokens
         num_taken, finish = append_new(sequence, token_ids, self._rules)
