@@ -18,7 +18,10 @@ from router.actor import RouterActor
 
 ROUTER_CPUS = 0.25
 LOCALHOST = "127.0.0.1"
-ALL_GPUS_VISIBLE = {"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}
+GPU_NODE_ENVIRONMENT = {
+    "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",  # see `assigned_device`, node/actor.py
+    "RAY_USE_UVLOOP": "0",  # asyncio's own loop can follow the engine's right of way, headrace/right_of_way.py
+}
 STRATEGIES = {"pack": "DEFAULT", "spread": "SPREAD"}
 
 
@@ -105,5 +108,5 @@ def _resources(placement: Placement) -> dict[str, float]:
 def _node_options(placement: Placement) -> dict[str, Any]:
     options: dict[str, Any] = {"scheduling_strategy": STRATEGIES[placement.strategy]}
     if placement.num_gpus:
-        options["runtime_env"] = ALL_GPUS_VISIBLE
+        options["runtime_env"] = {"env_vars": GPU_NODE_ENVIRONMENT}
     return options

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 
@@ -105,7 +106,8 @@ class Engine(EngineDrafts):
         Without overlap a step's own tokens are taken at once. Returns False if there was nothing to do.
         """
         try:
-            return self._step()
+            with self.right_of_way.taken() if self._keeps_answers_waiting else nullcontext():
+                return self._step()
         finally:  # whatever raises, tokens that were taken are their request's
             self._report_taken()
 
@@ -142,6 +144,11 @@ class Engine(EngineDrafts):
         if self._in_flight is None:
             return math.inf
         return HOST_SHARE * self.cost_fit.costs.seconds(self._in_flight.shape)
+
+    @property
+    def _keeps_answers_waiting(self) -> bool:
+        """True if answers wait for the next step, to be made while the device is busy with the one in flight."""
+        return self._overlap and self._in_flight is not None and self._in_flight.shape.num_decoding > 0
 
     @property
     def spare_s(self) -> float:

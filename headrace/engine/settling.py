@@ -29,6 +29,7 @@ from headrace.engine.tail_rows import TailRows
 from headrace.grammar import Grammars
 from headrace.kernels.sampling.argmax import NO_TOKEN
 from headrace.request import FinishReason
+from headrace.right_of_way import RightOfWay
 from headrace.step_costs import StepCosts
 
 log = logging.getLogger(__name__)
@@ -83,6 +84,7 @@ class EngineTokens(EngineRequests):
         )
         self._runner = runner
         self.drafting = drafting
+        self.right_of_way = RightOfWay()
         self._in_flight: InFlight | None = None
         self._unreported: list[Taken] = []  # by the order of their steps; none between two turns
         self._known_done_s = 0.0  # when the last step was known to be done
@@ -188,7 +190,8 @@ class EngineTokens(EngineRequests):
         """Waits for the step's tokens and appends them; sequences that ended or were cancelled get none."""
         running = set(self._running)
         drawn = step.launched.drawn
-        ids = drawn.ids()
+        with self.right_of_way.given():
+            ids = drawn.ids()
         self._note_time(step)
         for chunk, scores in zip(step.inputs.scored, step.launched.scores, strict=True):
             if chunk.sequence in running:

@@ -1,11 +1,14 @@
 """A step launched before the tokens of the one before are known: the same answers, and the same things cached."""
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from headrace.engine.build import BuiltEngine
+from headrace.engine.sampler import Drawn
 from headrace.engine.sequence import Finished, Sampled
 from headrace.request import FinishReason, Sampling
 from tests.support.engine.driving import (
@@ -85,6 +88,31 @@ def test_a_step_for_which_the_device_waited_is_not_late_by_itself(waited: bool, 
     generate(built, request(random_prompt(20)))
     assert not observed[0], "behind no other step: the device waited for its launch"
     assert set(observed[1:]) == {not waited}
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_steps_that_answers_wait_for_have_the_right_of_way_but_while_the_device_computes(
+    overlap: bool, tiny_checkpoint, monkeypatch
+) -> None:
+    built = small_engine(tiny_checkpoint("granite"), overlap=overlap)
+    engine = built.engine
+    launched: list[bool] = []
+    waited: list[bool] = []
+    for owner, method, seen in ((engine._runner, "launch", launched), (Drawn, "ids", waited)):
+        monkeypatch.setattr(owner, method, noted(getattr(owner, method), seen, lambda: engine.right_of_way.is_free))
+    generate(built, request(random_prompt(20), replace(GREEDY, max_tokens=8)))
+    # Nobody has an answer yet that could wait for the prompt's step, or for the first one behind it.
+    assert launched == [True, True, *[not overlap] * 6]
+    assert all(waited)
+    assert engine.right_of_way.is_free
+
+
+def noted(work: Callable[..., Any], seen: list[bool], fact: Callable[[], bool]) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        seen.append(fact())
+        return work(*args)
+
+    return run
 
 
 def test_a_stop_token_ends_the_answer_and_nothing_follows(tiny_checkpoint) -> None:
