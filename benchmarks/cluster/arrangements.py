@@ -12,7 +12,8 @@ objective, and with `--later-first-ms` each turn but a chat's first one a time t
 many clusters of one node that does all, each with its part of the chats; with four GPUs `fixed` and `elastic` have
 two nodes of each role. Nodes of the role prefill have chunks of their own: only prompts wait for their steps. After
 the measured rows come the same arrangements in the simulator, with the step costs and links that these nodes have
-measured about themselves.
+measured about themselves. With `--probe-steps` each node without drafts ends its log, in `--out`, with tables of its
+steps: what they took, what the host did meanwhile, and which were the slowest.
 
 With `--drafts 3` all nodes have `speculation: {drafter: mtp, max_drafts: 3, count: auto}`, so the shape needs an MTP
 layer (qwen35-4b). Which drafts are right is pinned (benchmarks/pinned_drafts.py): 3.39 tokens a step where all 3 are
@@ -51,7 +52,7 @@ from benchmarks.timing import table_header, table_row
 
 START_TIMEOUT_S = 240.0
 SIMULATED_RUNS = 5
-PINNED_NODE = "benchmarks.cluster.pinned_node"
+PINNED_NODE, PROBED_NODE = "benchmarks.cluster.pinned_node", "benchmarks.cluster.probed_node"
 LOADS = {
     "48 chats": ChatShape(48, 16384, 1024, 128, 8, 396),
     "96 chats": ChatShape(96, 16384, 1024, 128, 8, 492),
@@ -221,9 +222,9 @@ def simulated_row(
 
 
 def start(
-    stack: ExitStack, folder: Path, model: Path, contenders: Mapping[Contender, Sequence[NodeSettings]]
+    stack: ExitStack, folder: Path, model: Path, contenders: Mapping[Contender, Sequence[NodeSettings]], plain: str
 ) -> dict[Contender, list[Processes]]:
-    """Starts all clusters at once, each in a folder of its own."""
+    """Starts all clusters at once, each in a folder of its own. `plain`: the module of nodes without drafts."""
     return {
         contender: [
             stack.enter_context(
@@ -232,7 +233,7 @@ def start(
                     model,
                     nodes,
                     router=router_settings(KINDS[contender.kind]),
-                    node_module=PINNED_NODE if contender.num_drafts else "node",
+                    node_module=PINNED_NODE if contender.num_drafts else plain,
                 )
             )
             for number, nodes in enumerate(clusters)
@@ -280,6 +281,7 @@ def main(
     prefill_chunk_tokens: Annotated[int, typer.Option(help="the same of nodes of the role prefill")] = 4096,
     scale: Annotated[int, typer.Option(help="divides lengths and chats: a trial of this file")] = 1,
     chats: Annotated[int | None, typer.Option(help="in all, instead of the load's own number")] = None,
+    probe_steps: Annotated[bool, typer.Option("--probe-steps", help="nodes print theirs to their logs")] = False,
     one_by_one: Annotated[bool, typer.Option("--one-by-one", help="arrangements start in turn")] = False,
     deadline: Annotated[float, typer.Option(help="seconds for everything")] = 560.0,
     out: Annotated[Path | None, typer.Option(help="where rows.jsonl and the logs stay")] = None,
@@ -302,7 +304,7 @@ def main(
         print(HEADER, flush=True)
         for standing in rounds:
             with ExitStack() as stack:
-                running = start(stack, folder, model, standing)
+                running = start(stack, folder, model, standing, PROBED_NODE if probe_steps else "node")
                 for cluster in chain.from_iterable(running.values()):
                     stack.callback(cluster.terminate)  # all of them before the first is waited for
                 for cluster in chain.from_iterable(running.values()):
