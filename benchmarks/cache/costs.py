@@ -33,6 +33,7 @@ from headrace.cache.journal import Journal, Reader
 from headrace.cache.prefix_cache import PrefixCache
 from headrace.cache.types import PrefixKey
 from headrace.engine.loop import EngineLoop
+from headrace.right_of_way import RightOfWay
 from headrace.wire.client import GrpcNodeClient
 from headrace.wire.generated import headrace_pb2_grpc as rpc
 from headrace.wire.server import ControlServer
@@ -135,6 +136,7 @@ class IdleEngine:
 
     has_work = False
     host_share_s = math.inf
+    right_of_way = RightOfWay()
 
     def next_deadline_s(self) -> None:
         return None

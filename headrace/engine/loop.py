@@ -188,6 +188,7 @@ class EngineLoop:
         """From the engine's thread: hands what was delivered so far to the event loop now, in the midst of a step."""
         if self._events:
             events, self._events = self._events, []
+            self.engine.right_of_way.let_pass()
             try:
                 self._loop.call_soon_threadsafe(_call_all, events)
             except RuntimeError:

@@ -76,6 +76,26 @@ async def test_an_engine_that_hangs_holds_the_loop_up_for_a_bounded_time() -> No
     engine.end()
 
 
+async def test_tokens_pass_while_it_is_taken(patient: None) -> None:
+    right_of_way, loop = RightOfWay(), asyncio.get_running_loop()
+    right_of_way.followed_by(loop)
+    engine = Engine(right_of_way)
+    news, written = asyncio.Event(), loop.create_future()
+
+    async def feed() -> None:
+        await news.wait()
+        written.set_result(None)
+
+    right_of_way.let_pass()
+    feeding = asyncio.create_task(feed())
+    loop.call_soon_threadsafe(news.set)
+    async with asyncio.timeout(PATIENCE_S / 2):
+        await written
+    await feeding
+    assert not engine.given.is_set()
+    engine.end()
+
+
 def test_it_is_as_before_behind_a_wait() -> None:
     right_of_way = RightOfWay()
     with right_of_way.given():

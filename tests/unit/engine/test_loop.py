@@ -10,6 +10,7 @@ import pytest
 
 from headrace.cache.errors import CorruptCache
 from headrace.engine.loop import EngineLoop, EngineLost
+from headrace.right_of_way import RightOfWay
 from tests.support.patience import PATIENCE_S
 
 TIMEOUT_S = PATIENCE_S
@@ -20,6 +21,7 @@ class SteppedEngine:
 
     has_work = True
     host_share_s = math.inf
+    right_of_way = RightOfWay()
     spare_s = 0.0
     is_admitting = False
 
@@ -131,6 +133,7 @@ class IdleEngine:
 
     has_work = False
     host_share_s = math.inf
+    right_of_way = RightOfWay()
     spare_s = 0.0
     suspects = frozenset()
     sequences = ()

@@ -11,6 +11,7 @@ import pytest
 
 from headrace.cache.journal import Journal
 from headrace.engine.loop import EngineLoop
+from headrace.right_of_way import RightOfWay
 from headrace.wire.cache_updates import CacheChange, CacheChanges, CacheSnapshotPart, CacheUpdate
 from headrace.wire.client import GrpcNodeClient
 from headrace.wire.errors import NodeLost
@@ -29,6 +30,7 @@ class IdleEngine:
 
     has_work = False
     host_share_s = math.inf
+    right_of_way = RightOfWay()
     spare_s = 0.0
 
     def next_deadline_s(self) -> None:
