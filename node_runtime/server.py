@@ -110,7 +110,8 @@ class NodeServer:
                 "block of this model: raise it"
             )
         self._engine = EngineLoop(built.engine, clock, self._crashed)
-        built.engine.right_of_way.followed_by(asyncio.get_running_loop())
+        if self._device == "cuda":  # a CPU's steps leave the lock while they compute, in the engine's thread
+            built.engine.right_of_way.followed_by(asyncio.get_running_loop())
         async with AsyncExitStack() as undo:
             memory = staging_memory(self.config.engine.device)
             ucx = replace(self.config.ucx, host=self.config.host, cuda=self._device == "cuda")
