@@ -1,8 +1,8 @@
 """Right of way for the interpreter's lock: a node's engine goes first while answers wait for its next step.
 
 One thread of a process runs Python at a time. An engine makes a step while the device computes the one before, and all
-answers wait where that takes it longer. An event loop that is busy with blocks and tokens of requests would halve its
-speed; what the loop does can wait for some milliseconds, as each step ends in a wait for the device.
+answers wait if that takes longer than the device. An event loop that is busy with other requests' blocks and tokens
+would take half of the time; what it does can wait for some milliseconds, as each step ends in a wait for the device.
 """
 
 from __future__ import annotations
@@ -10,26 +10,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 log = logging.getLogger(__name__)
 
 LONGEST_S = 0.01
-"""The longest that an event loop waits: calls and heartbeats must not depend on a step that hangs."""
+"""The longest that a turn of an event loop waits: calls and heartbeats must not depend on a step that hangs."""
 
-
-PASSES = 3
+TOKEN_TURNS = 3
 """Turns of the event loop in which tokens reach gRPC: events are handled, a task wakes for them, and it writes."""
 
 
 class RightOfWay:
-    """The engine's thread takes it and gives it; an event loop that follows it waits meanwhile."""
+    """The engine's thread takes it and gives it; an event loop that follows it waits meanwhile.
 
-    def __init__(self) -> None:
+    longest_s   that a turn of the event loop waits
+    """
+
+    def __init__(self, longest_s: float = LONGEST_S) -> None:
+        self._longest_s = longest_s
         self._is_free = threading.Event()
         self._is_free.set()
-        self._passes = 0
+        self._free_turns: Iterator[int] = iter(())  # two threads use it up and replace it, each in one operation
 
     @property
     def is_free(self) -> bool:
@@ -37,7 +40,7 @@ class RightOfWay:
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Is taken while the block runs."""
+        """Takes it for the block."""
         self._is_free.clear()
         try:
             yield
@@ -46,39 +49,48 @@ class RightOfWay:
 
     @contextmanager
     def given(self) -> Iterator[None]:
-        """Is free while the block runs, which waits for something else than the lock; then it is as before."""
+        """Gives it for a block that waits for something else than the lock; behind it all is as before."""
         was_free = self.is_free
         self._is_free.set()
         try:
             yield
         finally:
+            self._free_turns = iter(())
             if not was_free:
                 self._is_free.clear()
 
-    def let_pass(self) -> None:
-        """Lets the event loop handle what the engine's thread gives it now, even while it is taken: tokens to be sent.
+    def let_tokens_through(self) -> None:
+        """Has the event loop handle what it is given now while it is taken: tokens, which are to be sent at once.
 
-        Without that they would go out earlier or later by what else the engine's turn has to do.
+        Otherwise they would go out earlier or later by what else the engine's turn has to do.
         """
-        self._passes = PASSES
+        self._free_turns = iter(range(TOKEN_TURNS))
+        if not self.is_free:  # wakes a loop that waits
+            self._is_free.set()
+            self._is_free.clear()
 
-    def followed_by(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Has an event loop wait until it is free, for LONGEST_S at most, whenever something has come to be handled.
+    def followed_by(self, loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
+        """Has an event loop wait until it is free, whenever something has come to be handled; returns how to undo that.
 
-        A loop that waits goes on once it is given, even if it is taken at once again: none starves.
+        A loop that waits goes on once it is given, even if it is taken at once again: it has its turn in each step.
         """
         selector = getattr(loop, "_selector", None)  # asyncio's own loops have one, and no other way in
         if selector is None:
-            log.warning("%r has no selector: it takes half of the interpreter's time from steps", loop)
-            return
+            log.warning(
+                "%r has no selector: it may make steps take twice as long; in Ray, set RAY_USE_UVLOOP=0",
+                loop,
+            )
+            return lambda: None
         select = selector.select
 
         def select_and_wait(timeout: float | None = None) -> object:
             selected = select(timeout)
-            if self._passes:
-                self._passes -= 1
-            else:
-                self._is_free.wait(LONGEST_S)
+            if next(self._free_turns, None) is None:
+                self._is_free.wait(self._longest_s)
             return selected
 
+        def undo() -> None:
+            selector.select = select
+
         selector.select = select_and_wait
+        return undo

@@ -93,6 +93,7 @@ class NodeServer:
         self._closed = asyncio.Event()
         self._crash: BaseException | None = None
         self._stopping: asyncio.Task[None] | None = None
+        self._unfollow: Callable[[], None] = lambda: None
 
     async def start(self) -> None:
         """Loads the model, opens transport and server, registers. Raises what fails, with nothing left open."""
@@ -111,7 +112,7 @@ class NodeServer:
             )
         self._engine = EngineLoop(built.engine, clock, self._crashed)
         if self._device == "cuda":  # a CPU's steps leave the lock while they compute, in the engine's thread
-            built.engine.right_of_way.followed_by(asyncio.get_running_loop())
+            self._unfollow = built.engine.right_of_way.followed_by(asyncio.get_running_loop())
         async with AsyncExitStack() as undo:
             memory = staging_memory(self.config.engine.device)
             ucx = replace(self.config.ucx, host=self.config.host, cuda=self._device == "cuda")
@@ -230,6 +231,7 @@ class NodeServer:
                 await self._engine.stop(STOP_TIMEOUT_S)
             self._watchdog.stop()
         finally:
+            self._unfollow()
             await asyncio.to_thread(self._tracing.close)
             self._closed.set()
 

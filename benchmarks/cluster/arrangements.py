@@ -281,7 +281,9 @@ def main(
     prefill_chunk_tokens: Annotated[int, typer.Option(help="the same of nodes of the role prefill")] = 4096,
     scale: Annotated[int, typer.Option(help="divides lengths and chats: a trial of this file")] = 1,
     chats: Annotated[int | None, typer.Option(help="in all, instead of the load's own number")] = None,
-    probe_steps: Annotated[bool, typer.Option("--probe-steps", help="nodes print theirs to their logs")] = False,
+    probe_steps: Annotated[
+        bool, typer.Option("--probe-steps", help="nodes without drafts log tables of steps")
+    ] = False,
     one_by_one: Annotated[bool, typer.Option("--one-by-one", help="arrangements start in turn")] = False,
     deadline: Annotated[float, typer.Option(help="seconds for everything")] = 560.0,
     out: Annotated[Path | None, typer.Option(help="where rows.jsonl and the logs stay")] = None,

@@ -62,7 +62,7 @@ def run(config: NodeConfig) -> int:
     """Runs the node until SIGINT or SIGTERM, and prints its tables; returns the exit status. Raises ConfigError."""
     node_runtime.server.EngineLoop = ProbedLoop  # type: ignore[attr-defined]
     status = run_node(node_server(config))
-    if ProbedLoop.started is not None:
+    if status == 0 and ProbedLoop.started is not None:
         print(ProbedLoop.started.report(config.name), flush=True)
     return status
 

@@ -237,6 +237,7 @@ async def running(built: BuiltEngine, sizes: Sizes) -> AsyncIterator[tuple[Bench
     """An engine's loop with the standing sequences decoding."""
     failed: list[BaseException] = []
     loop = EngineLoop(built.engine, time.monotonic, failed.append)
+    built.engine.right_of_way.followed_by(asyncio.get_running_loop())  # as a node's loop does
     probe = StepProbe(built.engine, loop, built.memory.device)
     bench = Bench(built, loop, sizes)
     await bench.warm_up()

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -105,13 +105,43 @@ class Engine(EngineDrafts):
 
         Without overlap a step's own tokens are taken at once. Returns False if there was nothing to do.
         """
+        did_something = self.make_step()
+        self.complete_step()
+        return did_something
+
+    def make_step(self) -> bool:
+        """The first half of `step`: schedules and launches step n+1.
+
+        Before `complete_step` commands may run, and requests be admitted: what changes one of the step's sequences
+        completes it first. The device computes step n meanwhile, and has the next one.
+        """
+        self.complete_step()
         try:
-            with self.right_of_way.taken() if self._keeps_answers_waiting else nullcontext():
-                return self._step()
+            with self._right_of_way():
+                return self._make_step()
         finally:  # whatever raises, tokens that were taken are their request's
             self._report_taken()
 
-    def _step(self) -> bool:
+    def complete_step(self) -> None:
+        """The other half: takes the tokens of step n, publishes what n+1 writes. A second call does nothing."""
+        previous, launched = self._untaken, self._unpublished
+        if previous is None and launched is None:
+            return
+        self._untaken = self._unpublished = None
+        self._in_step = [chunk for step in (previous, launched) if step is not None for chunk in step.chunks]
+        try:
+            with self._right_of_way():
+                if previous is not None:
+                    self._take_tokens(previous)
+                if launched is not None:
+                    self._publish_written(launched)
+                    if not self._overlap:
+                        self._settle()
+            self._in_step = []
+        finally:
+            self._report_taken()
+
+    def _make_step(self) -> bool:
         had_tokens, began_s = self._in_flight is not None, self._clock()
         self._in_step = [] if self._in_flight is None else self._in_flight.chunks
         if self.drafting is not None:
@@ -125,15 +155,23 @@ class Engine(EngineDrafts):
         if isinstance(launched, Shortage):
             self._do_without(chunks, launched)
         else:
-            previous, self._in_flight = self._in_flight, launched
-            if previous is not None:
-                self._take_tokens(previous)  # while the new step runs
-            if launched is not None:
-                self._publish_written(launched)
-                if not self._overlap:
-                    self._settle()
+            self._untaken, self._unpublished = self._in_flight, launched
+            self._in_flight = launched
         self._in_step = []
         return bool(chunks) or had_tokens
+
+    def _right_of_way(self) -> AbstractContextManager[None]:
+        """Taken where answers wait for the next step, which is made while the device is busy with the one in flight."""
+        return self.right_of_way.taken() if self._keeps_answers_waiting else nullcontext()
+
+    @property
+    def _keeps_answers_waiting(self) -> bool:
+        """True if answers go on in the step in flight or in the next one: each gets a token late if that is late."""
+        if self._in_flight is None:
+            return False
+        return self._in_flight.shape.num_decoding > 0 or any(
+            not sequence.is_prefilling and self._takes_part(sequence) for sequence in self._running
+        )
 
     @property
     def host_share_s(self) -> float:
@@ -141,35 +179,38 @@ class Engine(EngineDrafts):
 
         Beyond what the device computes meanwhile they would make the next step late, for all that decode.
         """
-        if self._in_flight is None:
-            return math.inf
-        return HOST_SHARE * self.cost_fit.costs.seconds(self._in_flight.shape)
+        step = self._in_flight or self._untaken
+        return math.inf if step is None else HOST_SHARE * self.cost_fit.costs.seconds(step.shape)
 
     @property
-    def _keeps_answers_waiting(self) -> bool:
-        """True if answers wait for the next step, to be made while the device is busy with the one in flight."""
-        return self._overlap and self._in_flight is not None and self._in_flight.shape.num_decoding > 0
+    def is_waiting(self) -> bool:
+        """True while the device computes the step whose tokens are taken next. Raises what it does if it fails."""
+        if self._untaken is None:
+            return False
+        with self._blaming(self._untaken):
+            return self._untaken.launched.drawn.is_under_way
 
     @property
     def spare_s(self) -> float:
         """How long the next step may be left open for prompts to come, so that the device is given it in time.
 
-        None is left open where answers go on, in the step under way or in the next one: each would get a token late if
-        it were late after all. Raises what the device does if it has failed.
+        None is left open while answers wait for it. Raises what the device does if it has failed.
         """
         step = self._in_flight
-        if step is None or step.shape.num_decoding or self._is_done(step):
+        if step is None or self._keeps_answers_waiting:
             return 0.0
-        if any(not sequence.is_prefilling and self._takes_part(sequence) for sequence in self._running):
-            return 0.0
+        with self._blaming(step):
+            if step.launched.drawn.has_arrived:
+                return 0.0
         done_s = max(step.began_s, self._known_done_s) + self.cost_fit.costs.seconds(step.shape)
         return max(0.0, done_s - LEAD * self._making_s - self._clock())
 
-    def _is_done(self, step: InFlight) -> bool:
-        self._in_step = step.chunks  # if the device has failed, one of them may be the cause
-        has_arrived = step.launched.drawn.has_arrived
+    @contextmanager
+    def _blaming(self, step: InFlight) -> Iterator[None]:
+        """If the block raises, the device has failed: one of the step's sequences may be the cause."""
+        self._in_step = step.chunks
+        yield
         self._in_step = []
-        return has_arrived
 
     @property
     def has_work(self) -> bool:
@@ -284,7 +325,8 @@ class Engine(EngineDrafts):
         waits_for = None if self._in_flight is None else self._in_flight.end
         # A mask needs the token before it. The device computes meanwhile: only the draws come after the masks.
         settle = self._settle if any(sequence in pending for sequence, _ in step.constrained) else None
-        with self._masks.computed(step.constrained, settle) as wait_for_masks:
+        way = self.right_of_way.given() if step.constrained else nullcontext()  # other threads compute masks
+        with way, self._masks.computed(step.constrained, settle) as wait_for_masks:
             launched = self._runner.launch(step.inputs, step.draws, step.rows, wait_for_masks)
         passes = None
         if self.drafting is not None and self._overlap:
@@ -347,7 +389,8 @@ class Engine(EngineDrafts):
                 self._give_up(sequence, shortage, OutOfMemory)  # not its fault: another node may compute it
             else:
                 self._compute_again(sequence)
-        self._runner.free_memory()
+        with self.right_of_way.given():
+            self._runner.free_memory()
 
     def _give_up(self, sequence: Sequence, shortage: Shortage, kind: type[NeedsMoreMemory] | type[OutOfMemory]) -> None:
         self._leave(sequence)

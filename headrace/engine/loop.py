@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import queue
 import threading
 from collections.abc import Callable
@@ -21,7 +22,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 IDLE_CHECK_S = 1.0  # the longest that an idle engine waits for a command before it checks its pools
-LOOK_S = 0.001  # so often an engine that leaves its next step open looks whether the device is done
+LOOK_S = 0.00025  # so often an engine that works beside its device looks whether that is done
 
 
 class EngineLost(RuntimeError):
@@ -46,6 +47,8 @@ class EngineLoop:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._stopping = False
+        self._has_run = False
+        """True if a command has run since the last admissions."""
         self.turns = 0
         """Turns of the thread so far. An idle one has a turn each IDLE_CHECK_S."""
         self._is_checked = False
@@ -98,11 +101,13 @@ class EngineLoop:
             while not self._stopping:
                 self.turns += 1
                 self._drain(wait=not self.engine.has_work)
-                self._leave_step_open()
-                self.engine.admit(self.engine.host_share_s)
-                self.flush()  # admissions and packed messages need not wait until the step is over
-                self.engine.step()
+                self._work_while(lambda: self.engine.spare_s)  # so that the next step has what comes meanwhile
+                self._admit(self.engine.host_share_s)
+                self.engine.make_step()
                 self.flush()
+                self._work_while(lambda: math.inf if self.engine.is_waiting else 0.0)  # the device has the next step
+                self.engine.complete_step()
+                self._send_tokens()
         except BaseException as error:
             log.exception("the engine's step failed; the node ends")
             try:
@@ -144,6 +149,7 @@ class EngineLoop:
                 self._check_once()
                 return
             self._is_checked = False
+            self._has_run = True
             command()
         self._run_commands(self.engine.host_share_s)
 
@@ -152,28 +158,37 @@ class EngineLoop:
         until_s = self._clock() + within_s
         while True:
             try:
-                self._commands.get_nowait()()
+                command = self._commands.get_nowait()
             except queue.Empty:
                 return
+            self._has_run = True
+            command()
             if self._clock() >= until_s:
                 return
 
-    def _leave_step_open(self) -> None:
-        """Runs commands as they come while the device has enough to do, and admits, so that the next step has both."""
-        has_run = True  # some may have run before this
-        while not self._stopping and (spare_s := self.engine.spare_s) > 0:
-            if has_run or self.engine.is_admitting:
-                self.engine.admit(min(spare_s, self.engine.host_share_s))
-                self.flush()
-                has_run = False
+    def _admit(self, within_s: float) -> None:
+        self.engine.admit(within_s)
+        self._has_run = False
+        self.flush()  # admissions and packed messages need not wait until the step is over
+
+    def _work_while(self, spare_s: Callable[[], float]) -> None:
+        """Runs commands as they come, and admits, as long as the device has enough to do, by `spare_s`."""
+        while not self._stopping and (left_s := spare_s()) > 0:
+            if self._has_run or self.engine.is_admitting:
+                self._admit(min(left_s, self.engine.host_share_s))
                 continue
             try:
-                command = self._commands.get(timeout=min(spare_s, LOOK_S))
+                command = self._commands.get(timeout=min(left_s, LOOK_S))
             except queue.Empty:
                 continue
+            self._has_run = True
             command()
-            self._run_commands(min(self.engine.spare_s, self.engine.host_share_s))
-            has_run = True
+            self._run_commands(min(spare_s(), self.engine.host_share_s))
+
+    def _send_tokens(self) -> None:
+        if self._events:
+            self.engine.right_of_way.let_tokens_through()
+        self.flush()
 
     def _check_once(self) -> None:
         """Checks the pools slice by slice; gives up for a command, which may change them, and begins again after it."""
@@ -188,7 +203,6 @@ class EngineLoop:
         """From the engine's thread: hands what was delivered so far to the event loop now, in the midst of a step."""
         if self._events:
             events, self._events = self._events, []
-            self.engine.right_of_way.let_pass()
             try:
                 self._loop.call_soon_threadsafe(_call_all, events)
             except RuntimeError:

@@ -86,6 +86,9 @@ class EngineTokens(EngineRequests):
         self.drafting = drafting
         self.right_of_way = RightOfWay()
         self._in_flight: InFlight | None = None
+        # Between the halves of a step: the one before it, and itself, if it was launched.
+        self._untaken: InFlight | None = None
+        self._unpublished: InFlight | None = None
         self._unreported: list[Taken] = []  # by the order of their steps; none between two turns
         self._known_done_s = 0.0  # when the last step was known to be done
         self.computed_tokens = 0
@@ -152,9 +155,29 @@ class EngineTokens(EngineRequests):
 
     def _take_in_flight(self) -> None:
         """Waits for the tokens in flight. They are reported behind the next launch."""
+        self.complete_step()
         step, self._in_flight = self._in_flight, None
         if step is not None:
             self._take_tokens(step)
+
+    def complete_step(self) -> None:
+        """Completes the step that was made, if it was not: it may have a part of any running sequence."""
+        raise NotImplementedError  # `Engine` does
+
+    def release(self, sequence: Sequence) -> None:
+        if sequence in self._running:
+            self.complete_step()
+        super().release(sequence)
+
+    def finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        if sequence in self._running:
+            self.complete_step()
+        super().finish(sequence, reason)
+
+    def _settled_paused(self) -> Sequence | None:
+        if any(sequence.is_paused for sequence in self._running):
+            self.complete_step()
+        return super()._settled_paused()
 
     def halt(self, sequence: Sequence) -> None:
         """Takes a decoding sequence out of all steps, with its tokens known and its state written, and reports Halted.

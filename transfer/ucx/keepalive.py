@@ -60,7 +60,7 @@ class Keepalive(asyncio.Protocol):
             raise
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's (Ray's loop is one) is no subclass of it
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's, as in Ray without a GPU, is no subclass of it
         connection = transport.get_extra_info("socket")
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(self._silence_s * 1e3))
         self._timer = self._loop.call_later(HANDSHAKE_TIMEOUT_S, self._transport.abort)

@@ -42,3 +42,6 @@ def test_a_placement_becomes_a_demand_and_options_of_ray():
     assert (options["name"], options["num_cpus"], options["num_gpus"]) == ("p1", 2, 1)
     assert (options["resources"], options["scheduling_strategy"]) == ({"prefill_host": 0.5}, "SPREAD")
     assert options["max_restarts"] == -1
+    environment = options["runtime_env"]["env_vars"]
+    assert environment["RAY_USE_UVLOOP"] == "0", "the loop of a node with a GPU follows its engine's right of way"
+    assert "runtime_env" not in nodes[2].ray_options(), "Ray starts workers anew for each"

@@ -1,7 +1,6 @@
 """A step launched before the tokens of the one before are known: the same answers, and the same things cached."""
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -98,21 +97,23 @@ def test_steps_that_answers_wait_for_have_the_right_of_way_but_while_the_device_
     engine = built.engine
     launched: list[bool] = []
     waited: list[bool] = []
-    for owner, method, seen in ((engine._runner, "launch", launched), (Drawn, "ids", waited)):
-        monkeypatch.setattr(owner, method, noted(getattr(owner, method), seen, lambda: engine.right_of_way.is_free))
+    launch, ids = engine._runner.launch, Drawn.ids
+
+    def noted_launch(*args: Any) -> Any:
+        launched.append(engine.right_of_way.is_free)
+        return launch(*args)
+
+    def noted_ids(drawn: Drawn) -> list[int]:
+        if drawn._ids is None:
+            waited.append(engine.right_of_way.is_free)
+        return ids(drawn)
+
+    monkeypatch.setattr(engine._runner, "launch", noted_launch)
+    monkeypatch.setattr(Drawn, "ids", noted_ids)
     generate(built, request(random_prompt(20), replace(GREEDY, max_tokens=8)))
-    # Nobody has an answer yet that could wait for the prompt's step, or for the first one behind it.
-    assert launched == [True, True, *[not overlap] * 6]
-    assert all(waited)
+    assert launched == [True, *[not overlap] * 7], "nobody has an answer yet that could wait for the prompt's step"
+    assert waited == [True] * 8
     assert engine.right_of_way.is_free
-
-
-def noted(work: Callable[..., Any], seen: list[bool], fact: Callable[[], bool]) -> Callable[..., Any]:
-    def run(*args: Any) -> Any:
-        seen.append(fact())
-        return work(*args)
-
-    return run
 
 
 def test_a_stop_token_ends_the_answer_and_nothing_follows(tiny_checkpoint) -> None:

@@ -30,8 +30,11 @@ class IdleEngine:
 
     has_work = False
     host_share_s = math.inf
-    right_of_way = RightOfWay()
+    is_waiting = False
     spare_s = 0.0
+
+    def __init__(self) -> None:
+        self.right_of_way = RightOfWay()
 
     def next_deadline_s(self) -> None:
         return None
@@ -39,7 +42,10 @@ class IdleEngine:
     def admit(self, within_s: float) -> None:
         pass
 
-    def step(self) -> bool:
+    def complete_step(self) -> None:
+        pass
+
+    def make_step(self) -> bool:
         return False
 
 

@@ -69,7 +69,7 @@ async def test_a_port_in_use_raises(server: KeepaliveServer) -> None:
         KeepaliveServer("127.0.0.1", server.port, LISTENER_PORT, silence_s=1.0)
 
 
-def test_a_node_of_ray_runs_in_uvloop() -> None:
+def test_a_node_of_ray_without_a_gpu_runs_in_uvloop() -> None:
     async def listener_port() -> int:
         server = KeepaliveServer("127.0.0.1", 0, LISTENER_PORT, silence_s=1.0)
         async with asyncio.timeout(PATIENCE_S):
