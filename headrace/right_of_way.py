@@ -77,8 +77,7 @@ class RightOfWay:
         selector = getattr(loop, "_selector", None)  # asyncio's own loops have one, and no other way in
         if selector is None:
             log.warning(
-                "%r has no selector: it may make steps take twice as long; in Ray, set RAY_USE_UVLOOP=0",
-                loop,
+                "%r has no selector: beside it steps may take twice as long; in Ray, set RAY_USE_UVLOOP=0", loop
             )
             return lambda: None
         select = selector.select
