@@ -136,7 +136,7 @@ class IdleEngine:
 
     has_work = False
     host_share_s = math.inf
-    is_waiting = False
+    is_computing = False
 
     def __init__(self) -> None:
         self.right_of_way = RightOfWay()

@@ -164,7 +164,7 @@ class StepProbe:
         self._replace(runner, "_hidden", timed("eager", self._noted("eager", runner._hidden)))
         self._replace(runner, "launch", timed("launch", self._recorded(runner.launch)))
         self._replace(engine, "make_step", self._begun(engine.make_step))
-        self._replace(engine, "complete_step", self._ended(timed("rest", engine.complete_step)))
+        self._replace(engine, "complete_step", self._ended(engine, timed("rest", engine.complete_step)))
         graphs = runner._graphs
         for name, passes in (("d", graphs.decodes), ("p", graphs.prefills), *(("m", mix) for mix in graphs.mixes)):
             if passes is not None:
@@ -213,12 +213,17 @@ class StepProbe:
     def _begun(self, make_step: Callable[[], bool]) -> Callable[[], bool]:
         def run() -> bool:
             self._has_work = make_step()
+            if not self._has_work:
+                self._clock.take()
+                self._last_end = None
             return self._has_work
 
         return run
 
-    def _ended(self, complete_step: Callable[[], None]) -> Callable[[], None]:
+    def _ended(self, engine: Engine, complete_step: Callable[[], None]) -> Callable[[], None]:
         def run() -> None:
+            if engine._untaken is None and engine._unpublished is None:
+                return  # it was completed
             complete_step()
             usage = resource.getrusage(resource.RUSAGE_THREAD)
             end, before = (time.perf_counter(), time.thread_time(), usage), self._last_end

@@ -128,16 +128,14 @@ class Engine(EngineDrafts):
         if previous is None and launched is None:
             return
         self._untaken = self._unpublished = None
-        self._in_step = [chunk for step in (previous, launched) if step is not None for chunk in step.chunks]
         try:
-            with self._right_of_way():
+            with self._right_of_way(), self._blaming(previous, launched):
                 if previous is not None:
                     self._take_tokens(previous)
                 if launched is not None:
                     self._publish_written(launched)
                     if not self._overlap:
                         self._settle()
-            self._in_step = []
         finally:
             self._report_taken()
 
@@ -183,11 +181,11 @@ class Engine(EngineDrafts):
         return math.inf if step is None else HOST_SHARE * self.cost_fit.costs.seconds(step.shape)
 
     @property
-    def is_waiting(self) -> bool:
+    def is_computing(self) -> bool:
         """True while the device computes the step whose tokens are taken next. Raises what it does if it fails."""
         if self._untaken is None:
             return False
-        with self._blaming(self._untaken):
+        with self._blaming(self._untaken, self._unpublished):
             return self._untaken.launched.drawn.is_under_way
 
     @property
@@ -206,9 +204,9 @@ class Engine(EngineDrafts):
         return max(0.0, done_s - LEAD * self._making_s - self._clock())
 
     @contextmanager
-    def _blaming(self, step: InFlight) -> Iterator[None]:
-        """If the block raises, the device has failed: one of the step's sequences may be the cause."""
-        self._in_step = step.chunks
+    def _blaming(self, *steps: InFlight | None) -> Iterator[None]:
+        """If the block raises, the device has failed: one of the steps' sequences may be the cause."""
+        self._in_step = [chunk for step in steps if step is not None for chunk in step.chunks]
         yield
         self._in_step = []
 
@@ -216,7 +214,7 @@ class Engine(EngineDrafts):
     def has_work(self) -> bool:
         """False if a turn would change nothing; a paused sequence is work if it holds what another one waits for."""
         if (
-            self._is_admitting
+            self.is_admitting
             or self._in_flight is not None
             or not all(sequence.is_paused for sequence in self._running)
         ):

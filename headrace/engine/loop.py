@@ -1,4 +1,4 @@
-"""The engine's thread: runs commands between steps, steps while there is work, and sleeps otherwise.
+"""The engine's thread: runs commands while it makes no step, makes steps while there is work, and sleeps otherwise.
 
 Everything that touches pools or cache memory happens in this thread, so nothing in headrace/engine/ or headrace/cache/
 needs a lock. The event loop posts commands and receives events, with one wake-up for all events of a step.
@@ -105,7 +105,7 @@ class EngineLoop:
                 self._admit(self.engine.host_share_s)
                 self.engine.make_step()
                 self.flush()
-                self._work_while(lambda: math.inf if self.engine.is_waiting else 0.0)  # the device has the next step
+                self._work_while(lambda: math.inf if self.engine.is_computing else 0.0)  # the device has the next step
                 self.engine.complete_step()
                 self._send_tokens()
         except BaseException as error:

@@ -24,7 +24,7 @@ from headrace.cache.leases import Leases
 from headrace.cache.prefix_cache import PrefixCache
 from headrace.cache.publishing import Publisher
 from headrace.engine.cost_fit import CostFit
-from headrace.engine.following import best_following, cost_alone
+from headrace.engine.following import Following, best_following, cost_alone
 from headrace.engine.intake import Intake
 from headrace.engine.line import tokens_before
 from headrace.engine.load import EngineLoad
@@ -80,7 +80,7 @@ class EngineRequests:
         self._arrivals = count()
         self._waiting = WaitingLine()
         self._is_full = False  # the first of the line found no blocks or slot
-        self._is_admitting = False  # there was no time for the rest of the line
+        self.is_admitting = False  # the last `admit` had no time for all that may be admitted
         self._receiving: set[Sequence] = set()  # admitted, and their state has yet to arrive
         self._running: list[Sequence] = []  # those that have waited longest for a step first
         self._prompt_tokens = 0  # that steps have computed
@@ -98,11 +98,6 @@ class EngineRequests:
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
-
-    @property
-    def is_admitting(self) -> bool:
-        """True if the last `admit` had no time for all that may be admitted."""
-        return self._is_admitting
 
     @property
     def num_prompts(self) -> int:
@@ -176,7 +171,7 @@ class EngineRequests:
             late.job.on_event(AdmissionTimedOut(message))
         self._end_following()
         held = self._held_by_client() if len(self._waiting) else Counter()
-        self._is_admitting = self._is_full = False
+        self.is_admitting = self._is_full = False
         while (sequence := self._waiting.first(held)) is not None:
             if self._follow(sequence):
                 continue
@@ -184,7 +179,7 @@ class EngineRequests:
                 self._waiting.admitted(sequence)
                 held[sequence.request.client] += 1
                 if self._clock() - now_s >= within_s and len(self._waiting):
-                    self._is_admitting = True
+                    self.is_admitting = True
                     return
             elif (paused := self._settled_paused()) is not None:
                 self._preempt(paused)
@@ -240,7 +235,9 @@ class EngineRequests:
         if sequence.num_preemptions or sequence.to_score or self._prompt_tokens >= sequence.follow_until:
             return False
         following = best_following(sequence, self._running, self.cache.block_size)
-        if following is None or not self._publisher.would_keep(following.leader, following.num_tokens):
+        if following is None or self._is_behind(following):
+            return False
+        if not self._publisher.would_keep(following.leader, following.num_tokens):
             return False
         hit = self.cache.match(sequence.keys, max_tokens=sequence.prefill_length - 1)
         policy = sequence.hit_policy(hit)
@@ -252,6 +249,10 @@ class EngineRequests:
         sequence.follow_until = min(sequence.follow_until, self._prompt_tokens + alone)
         sequence.num_expected = sequence.prefill_length - following.num_tokens
         return True
+
+    def _is_behind(self, following: Following) -> bool:
+        """True if a step that was launched goes that far, so that it is too late to ask for a checkpoint there."""
+        raise NotImplementedError  # `EngineTokens` does
 
     def _end_following(self) -> None:
         """Lets those go on for which the tokens that they wait for are there, or will not be."""

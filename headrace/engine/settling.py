@@ -17,6 +17,7 @@ from headrace.cache.publishing import ScheduledChunk
 from headrace.engine.accepted_drafts import append_new, keep_accepted, num_right
 from headrace.engine.drafting import Drafting
 from headrace.engine.failures import NanLogits, UnprovenPrefix, shape
+from headrace.engine.following import Following
 from headrace.engine.logprobs import PromptScores
 from headrace.engine.requests import EngineRequests
 from headrace.engine.runner import ModelRunner
@@ -154,7 +155,7 @@ class EngineTokens(EngineRequests):
         return was_in_flight
 
     def _take_in_flight(self) -> None:
-        """Waits for the tokens in flight. They are reported behind the next launch."""
+        """Waits for the tokens in flight, and completes the step that was made. They are reported later."""
         self.complete_step()
         step, self._in_flight = self._in_flight, None
         if step is not None:
@@ -164,20 +165,31 @@ class EngineTokens(EngineRequests):
         """Completes the step that was made, if it was not: it may have a part of any running sequence."""
         raise NotImplementedError  # `Engine` does
 
-    def release(self, sequence: Sequence) -> None:
-        if sequence in self._running:
+    def _complete_for(self, sequence: Sequence) -> None:
+        """Completes the step that was made if this sequence has a part in it or in the one before.
+
+        It has tokens there that count, and slots reserved, even if it is no longer running: its grammar has no mask.
+        """
+        steps = (step for step in (self._untaken, self._unpublished) if step is not None)
+        if any(chunk.sequence is sequence for step in steps for chunk in step.chunks):
             self.complete_step()
+
+    def release(self, sequence: Sequence) -> None:
+        self._complete_for(sequence)
         super().release(sequence)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        if sequence in self._running:
-            self.complete_step()
+        self._complete_for(sequence)
         super().finish(sequence, reason)
 
     def _settled_paused(self) -> Sequence | None:
-        if any(sequence.is_paused for sequence in self._running):
-            self.complete_step()
+        for sequence in [each for each in self._running if each.is_paused]:
+            self._complete_for(sequence)
         return super()._settled_paused()
+
+    def _is_behind(self, following: Following) -> bool:
+        parts = [] if self._unpublished is None else self._unpublished.chunks
+        return any(chunk.sequence is following.leader and chunk.span.end >= following.num_tokens for chunk in parts)
 
     def halt(self, sequence: Sequence) -> None:
         """Takes a decoding sequence out of all steps, with its tokens known and its state written, and reports Halted.

@@ -200,3 +200,25 @@ def test_a_folder_without_a_tokenizer_refuses_grammars(tiny_checkpoint, tmp_path
             (folder / file.name).symlink_to(file)
     with pytest.raises(BadRequest, match=r"tokenizer\.json: no tokenizer that grammars can use"):
         submit(small_engine(folder), request(random_prompt(9), JSON))
+
+
+def test_a_grammar_that_breaks_in_a_prompts_last_step_ends_its_request_alone(tiny_checkpoint, monkeypatch) -> None:
+    built = small_engine(tiny_checkpoint("granite"), overlap=True)
+    engine = built.engine
+    other = submit(built, request(random_prompt(20), replace(FREE, max_tokens=16)))
+    while len(other.tokens) < 2:
+        engine.admit()
+        engine.step()
+    broken = submit(built, request(random_prompt(64, 5), JSON, boundaries=(32,)))
+    error = AnswerGrammar.error.fget  # type: ignore[attr-defined]
+    is_broken = lambda grammar: "too big" if grammar is broken.sequence.grammar else error(grammar)  # noqa: E731
+    monkeypatch.setattr(AnswerGrammar, "error", property(is_broken))
+    engine.admit()
+    engine.make_step()
+    assert isinstance(broken.events[-1], Failed)
+    engine.release(broken.sequence)  # as a node does at once, while the step that it has a part in is not complete
+    engine.complete_step()
+    run_all(built)
+    engine.release(other.sequence)
+    assert len(other.tokens) == 16
+    assert_nothing_in_use(built)

@@ -21,7 +21,7 @@ class SteppedEngine:
 
     has_work = True
     host_share_s = math.inf
-    is_waiting = False
+    is_computing = False
     spare_s = 0.0
     is_admitting = False
 
@@ -129,14 +129,14 @@ class ComputingEngine(SteppedEngine):
     def __init__(self) -> None:
         super().__init__()
         self.happened: list[str] = []
-        self.is_waiting = False
+        self.is_computing = False
 
     def admit(self, within_s: float) -> None:
         self.happened.append("admitted")
 
     def make_step(self) -> bool:
         self.happened.append("made")
-        self.is_waiting = True
+        self.is_computing = True
         return super().make_step()
 
     def complete_step(self) -> None:
@@ -152,11 +152,11 @@ async def test_commands_run_while_the_device_computes_and_the_next_step_is_made(
     for name in ("first", "second"):
         async with asyncio.timeout(TIMEOUT_S):
             await loop.call(lambda name=name: engine.happened.append(name))
-    engine.is_waiting = False  # the device is done with the step before
+    engine.is_computing = False  # the device is done with the step before
     await asyncio.to_thread(engine.begun.acquire, timeout=TIMEOUT_S)  # the next one is made
     happened = engine.happened[: engine.happened.index("completed")]
     assert happened == ["admitted", "made", "first", "admitted", "second", "admitted"]
-    engine.is_waiting = False
+    engine.is_computing = False
     await end(loop, engine)
 
 
@@ -171,7 +171,7 @@ async def test_tokens_that_a_step_brings_go_through_and_nothing_else_does() -> N
     async with asyncio.timeout(TIMEOUT_S):
         await loop.call(lambda: None)  # its result is no token
     assert "through" not in engine.happened
-    engine.is_waiting = False
+    engine.is_computing = False
     await asyncio.to_thread(engine.begun.acquire, timeout=TIMEOUT_S)
     assert engine.happened.count("through") == 1
     await end(loop, engine)
@@ -191,7 +191,7 @@ class IdleEngine:
 
     has_work = False
     host_share_s = math.inf
-    is_waiting = False
+    is_computing = False
     spare_s = 0.0
     suspects = frozenset()
     sequences = ()

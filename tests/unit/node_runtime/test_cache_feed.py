@@ -30,7 +30,7 @@ class IdleEngine:
 
     has_work = False
     host_share_s = math.inf
-    is_waiting = False
+    is_computing = False
     spare_s = 0.0
 
     def __init__(self) -> None:
