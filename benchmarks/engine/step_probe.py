@@ -126,7 +126,6 @@ class StepProbe:
         self._launched: StepRecord | None = None
         self._collected_s, self._collecting_since_s = 0.0, 0.0
         self._wait_cpu_s = 0.0
-        self._has_work = False
         self._last_end: tuple[float, float, resource.struct_rusage] | None = None
         self._began_s = 0.0
         self._undo = ExitStack()
@@ -212,11 +211,11 @@ class StepProbe:
 
     def _begun(self, make_step: Callable[[], bool]) -> Callable[[], bool]:
         def run() -> bool:
-            self._has_work = make_step()
-            if not self._has_work:
+            did_something = make_step()
+            if not did_something:
                 self._clock.take()
                 self._last_end = None
-            return self._has_work
+            return did_something
 
         return run
 
@@ -239,7 +238,7 @@ class StepProbe:
                 record.away_s = max(0.0, record.wall_s - (end[1] - before[1]) - waited_s)
                 record.collected_s = self._collected_s
                 self._records.append(record)
-            self._last_end = end if self._has_work else None
+            self._last_end = end
             self._wait_cpu_s = self._collected_s = 0.0
 
         return run

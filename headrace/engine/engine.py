@@ -117,7 +117,7 @@ class Engine(EngineDrafts):
         """
         self.complete_step()
         try:
-            with self._right_of_way():
+            with self._way_for_answers():
                 return self._make_step()
         finally:  # whatever raises, tokens that were taken are their request's
             self._report_taken()
@@ -129,7 +129,7 @@ class Engine(EngineDrafts):
             return
         self._untaken = self._unpublished = None
         try:
-            with self._right_of_way(), self._blaming(previous, launched):
+            with self._way_for_answers(), self._blaming(previous, launched):
                 if previous is not None:
                     self._take_tokens(previous)
                 if launched is not None:
@@ -158,8 +158,8 @@ class Engine(EngineDrafts):
         self._in_step = []
         return bool(chunks) or had_tokens
 
-    def _right_of_way(self) -> AbstractContextManager[None]:
-        """Taken where answers wait for the next step, which is made while the device is busy with the one in flight."""
+    def _way_for_answers(self) -> AbstractContextManager[None]:
+        """The right of way, where answers wait for a step that is made while the device computes another one."""
         return self.right_of_way.taken() if self._keeps_answers_waiting else nullcontext()
 
     @property
