@@ -136,7 +136,6 @@ class IdleEngine:
 
     has_work = False
     host_share_s = math.inf
-    is_computing = False
 
     def __init__(self) -> None:
         self.right_of_way = RightOfWay()
@@ -147,10 +146,7 @@ class IdleEngine:
     def admit(self, within_s: float) -> None:
         pass
 
-    def complete_step(self) -> None:
-        pass
-
-    def make_step(self) -> bool:
+    def step(self) -> bool:
         return False
 
 

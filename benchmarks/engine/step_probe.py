@@ -36,7 +36,6 @@ PHASES = (
     "eager",  # passes that are launched kernel by kernel
     "draw",
     "launch",  # the rest of it
-    "meanwhile",  # commands, and waits for some, while the device computes the step before
     "wait",  # for the tokens of the step before
     "take",
     "publish",
@@ -150,7 +149,6 @@ class StepProbe:
         for owner, method, phase in (
             (loop, "_drain", "commands"),
             (loop, "flush", "flush"),
-            (engine, "make_step", "rest"),
             (engine, "admit", "admit"),
             (engine, "_schedule", "schedule"),
             (engine, "_take_tokens", "take"),
@@ -159,11 +157,9 @@ class StepProbe:
         ):
             self._replace(owner, method, timed(phase, getattr(owner, method)))
         self._replace(Drawn, "ids", timed("wait", self._waited(Drawn.ids)))
-        self._replace(loop, "_work_while", timed("meanwhile", self._waited(loop._work_while)))
         self._replace(runner, "_hidden", timed("eager", self._noted("eager", runner._hidden)))
         self._replace(runner, "launch", timed("launch", self._recorded(runner.launch)))
-        self._replace(engine, "make_step", self._begun(engine.make_step))
-        self._replace(engine, "complete_step", self._ended(engine, timed("rest", engine.complete_step)))
+        self._replace(engine, "step", self._ended(timed("rest", engine.step)))
         graphs = runner._graphs
         for name, passes in (("d", graphs.decodes), ("p", graphs.prefills), *(("m", mix) for mix in graphs.mixes)):
             if passes is not None:
@@ -209,21 +205,9 @@ class StepProbe:
 
         return run
 
-    def _begun(self, make_step: Callable[[], bool]) -> Callable[[], bool]:
+    def _ended(self, step: Callable[[], bool]) -> Callable[[], bool]:
         def run() -> bool:
-            did_something = make_step()
-            if not did_something:
-                self._clock.take()
-                self._last_end = None
-            return did_something
-
-        return run
-
-    def _ended(self, engine: Engine, complete_step: Callable[[], None]) -> Callable[[], None]:
-        def run() -> None:
-            if engine._untaken is None and engine._unpublished is None:
-                return  # it was completed
-            complete_step()
+            did_something = step()
             usage = resource.getrusage(resource.RUSAGE_THREAD)
             end, before = (time.perf_counter(), time.thread_time(), usage), self._last_end
             host, record, self._launched = self._clock.take(), self._launched, None
@@ -234,12 +218,13 @@ class StepProbe:
                 record.kernel_s = usage.ru_stime - before[2].ru_stime
                 record.num_faults = usage.ru_minflt - before[2].ru_minflt
                 record.num_ousted = usage.ru_nivcsw - before[2].ru_nivcsw
-                waited_s = host.get("wait", 0.0) + host.get("meanwhile", 0.0) - self._wait_cpu_s
+                waited_s = host.get("wait", 0.0) - self._wait_cpu_s
                 record.away_s = max(0.0, record.wall_s - (end[1] - before[1]) - waited_s)
                 record.collected_s = self._collected_s
                 self._records.append(record)
-            self._last_end = end
+            self._last_end = end if did_something else None
             self._wait_cpu_s = self._collected_s = 0.0
+            return did_something
 
         return run
 

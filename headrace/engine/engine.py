@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 
@@ -105,41 +105,15 @@ class Engine(EngineDrafts):
 
         Without overlap a step's own tokens are taken at once. Returns False if there was nothing to do.
         """
-        did_something = self.make_step()
-        self.complete_step()
-        return did_something
-
-    def make_step(self) -> bool:
-        """The first half of `step`: schedules and launches step n+1.
-
-        Before `complete_step` commands may run, and requests be admitted: what changes one of the step's sequences
-        completes it first. The device computes step n meanwhile, and has the next one.
-        """
-        self.complete_step()
+        # Answers wait for a step that is made while the device computes the one before.
+        way = self.right_of_way.taken() if self._overlap and self._keeps_answers_waiting else nullcontext()
         try:
-            with self._way_for_answers():
-                return self._make_step()
+            with way:
+                return self._step()
         finally:  # whatever raises, tokens that were taken are their request's
             self._report_taken()
 
-    def complete_step(self) -> None:
-        """The other half: takes the tokens of step n, publishes what n+1 writes. A second call does nothing."""
-        previous, launched = self._untaken, self._unpublished
-        if previous is None and launched is None:
-            return
-        self._untaken = self._unpublished = None
-        try:
-            with self._way_for_answers(), self._blaming(previous, launched):
-                if previous is not None:
-                    self._take_tokens(previous)
-                if launched is not None:
-                    self._publish_written(launched)
-                    if not self._overlap:
-                        self._settle()
-        finally:
-            self._report_taken()
-
-    def _make_step(self) -> bool:
+    def _step(self) -> bool:
         had_tokens, began_s = self._in_flight is not None, self._clock()
         self._in_step = [] if self._in_flight is None else self._in_flight.chunks
         if self.drafting is not None:
@@ -153,14 +127,15 @@ class Engine(EngineDrafts):
         if isinstance(launched, Shortage):
             self._do_without(chunks, launched)
         else:
-            self._untaken, self._unpublished = self._in_flight, launched
-            self._in_flight = launched
+            previous, self._in_flight = self._in_flight, launched
+            if previous is not None:
+                self._take_tokens(previous)  # while the new step runs
+            if launched is not None:
+                self._publish_written(launched)
+                if not self._overlap:
+                    self._settle()
         self._in_step = []
         return bool(chunks) or had_tokens
-
-    def _way_for_answers(self) -> AbstractContextManager[None]:
-        """The right of way, where answers wait for a step that is made while the device computes another one."""
-        return self.right_of_way.taken() if self._keeps_answers_waiting else nullcontext()
 
     @property
     def _keeps_answers_waiting(self) -> bool:
@@ -177,16 +152,9 @@ class Engine(EngineDrafts):
 
         Beyond what the device computes meanwhile they would make the next step late, for all that decode.
         """
-        step = self._in_flight or self._untaken
-        return math.inf if step is None else HOST_SHARE * self.cost_fit.costs.seconds(step.shape)
-
-    @property
-    def is_computing(self) -> bool:
-        """True while the device computes the step whose tokens are taken next. Raises what it does if it fails."""
-        if self._untaken is None:
-            return False
-        with self._blaming(self._untaken, self._unpublished):
-            return self._untaken.launched.drawn.is_under_way
+        if self._in_flight is None:
+            return math.inf
+        return HOST_SHARE * self.cost_fit.costs.seconds(self._in_flight.shape)
 
     @property
     def spare_s(self) -> float:
@@ -195,20 +163,16 @@ class Engine(EngineDrafts):
         None is left open while answers wait for it. Raises what the device does if it has failed.
         """
         step = self._in_flight
-        if step is None or self._keeps_answers_waiting:
+        if step is None or self._keeps_answers_waiting or self._is_done(step):
             return 0.0
-        with self._blaming(step):
-            if step.launched.drawn.has_arrived:
-                return 0.0
         done_s = max(step.began_s, self._known_done_s) + self.cost_fit.costs.seconds(step.shape)
         return max(0.0, done_s - LEAD * self._making_s - self._clock())
 
-    @contextmanager
-    def _blaming(self, *steps: InFlight | None) -> Iterator[None]:
-        """If the block raises, the device has failed: one of the steps' sequences may be the cause."""
-        self._in_step = [chunk for step in steps if step is not None for chunk in step.chunks]
-        yield
+    def _is_done(self, step: InFlight) -> bool:
+        self._in_step = step.chunks  # if the device has failed, one of them may be the cause
+        has_arrived = step.launched.drawn.has_arrived
         self._in_step = []
+        return has_arrived
 
     @property
     def has_work(self) -> bool:

@@ -1,4 +1,4 @@
-"""The engine's thread: runs commands while it makes no step, makes steps while there is work, and sleeps otherwise.
+"""The engine's thread: runs commands between steps, steps while there is work, and sleeps otherwise.
 
 Everything that touches pools or cache memory happens in this thread, so nothing in headrace/engine/ or headrace/cache/
 needs a lock. The event loop posts commands and receives events, with one wake-up for all events of a step.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import queue
 import threading
 from collections.abc import Callable
@@ -22,7 +21,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 IDLE_CHECK_S = 1.0  # the longest that an idle engine waits for a command before it checks its pools
-LOOK_S = 0.00025  # so often an engine that works beside its device looks whether that is done
+LOOK_S = 0.001  # so often an engine that leaves its next step open looks whether the device is done
 
 
 class EngineLost(RuntimeError):
@@ -47,8 +46,6 @@ class EngineLoop:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._stopping = False
-        self._has_run = False
-        """True if a command has run since the last admissions."""
         self.turns = 0
         """Turns of the thread so far. An idle one has a turn each IDLE_CHECK_S."""
         self._is_checked = False
@@ -101,12 +98,9 @@ class EngineLoop:
             while not self._stopping:
                 self.turns += 1
                 self._drain(wait=not self.engine.has_work)
-                self._work_while(lambda: self.engine.spare_s)  # so that the next step has what comes meanwhile
+                self._leave_step_open()
                 self._admit(self.engine.host_share_s)
-                self.engine.make_step()
-                self.flush()
-                self._work_while(lambda: math.inf if self.engine.is_computing else 0.0)  # the device has the next step
-                self.engine.complete_step()
+                self.engine.step()
                 self._send_tokens()
         except BaseException as error:
             log.exception("the engine's step failed; the node ends")
@@ -149,7 +143,6 @@ class EngineLoop:
                 self._check_once()
                 return
             self._is_checked = False
-            self._has_run = True
             command()
         self._run_commands(self.engine.host_share_s)
 
@@ -158,32 +151,31 @@ class EngineLoop:
         until_s = self._clock() + within_s
         while True:
             try:
-                command = self._commands.get_nowait()
+                self._commands.get_nowait()()
             except queue.Empty:
                 return
-            self._has_run = True
-            command()
             if self._clock() >= until_s:
                 return
 
     def _admit(self, within_s: float) -> None:
         self.engine.admit(within_s)
-        self._has_run = False
         self.flush()  # admissions and packed messages need not wait until the step is over
 
-    def _work_while(self, spare_s: Callable[[], float]) -> None:
-        """Runs commands as they come, and admits, as long as the device has enough to do, by `spare_s`."""
-        while not self._stopping and (left_s := spare_s()) > 0:
-            if self._has_run or self.engine.is_admitting:
-                self._admit(min(left_s, self.engine.host_share_s))
+    def _leave_step_open(self) -> None:
+        """Runs commands as they come while the device has enough to do, and admits, so that the next step has both."""
+        has_run = True  # some may have run before this
+        while not self._stopping and (spare_s := self.engine.spare_s) > 0:
+            if has_run or self.engine.is_admitting:
+                self._admit(min(spare_s, self.engine.host_share_s))
+                has_run = False
                 continue
             try:
-                command = self._commands.get(timeout=min(left_s, LOOK_S))
+                command = self._commands.get(timeout=min(spare_s, LOOK_S))
             except queue.Empty:
                 continue
-            self._has_run = True
             command()
-            self._run_commands(min(spare_s(), self.engine.host_share_s))
+            self._run_commands(min(self.engine.spare_s, self.engine.host_share_s))
+            has_run = True
 
     def _send_tokens(self) -> None:
         if self._events:

@@ -24,7 +24,7 @@ from headrace.cache.leases import Leases
 from headrace.cache.prefix_cache import PrefixCache
 from headrace.cache.publishing import Publisher
 from headrace.engine.cost_fit import CostFit
-from headrace.engine.following import Following, best_following, cost_alone
+from headrace.engine.following import best_following, cost_alone
 from headrace.engine.intake import Intake
 from headrace.engine.line import tokens_before
 from headrace.engine.load import EngineLoad
@@ -235,9 +235,7 @@ class EngineRequests:
         if sequence.num_preemptions or sequence.to_score or self._prompt_tokens >= sequence.follow_until:
             return False
         following = best_following(sequence, self._running, self.cache.block_size)
-        if following is None or self._is_behind(following):
-            return False
-        if not self._publisher.would_keep(following.leader, following.num_tokens):
+        if following is None or not self._publisher.would_keep(following.leader, following.num_tokens):
             return False
         hit = self.cache.match(sequence.keys, max_tokens=sequence.prefill_length - 1)
         policy = sequence.hit_policy(hit)
@@ -249,10 +247,6 @@ class EngineRequests:
         sequence.follow_until = min(sequence.follow_until, self._prompt_tokens + alone)
         sequence.num_expected = sequence.prefill_length - following.num_tokens
         return True
-
-    def _is_behind(self, following: Following) -> bool:
-        """True if a step that was launched goes that far, so that it is too late to ask for a checkpoint there."""
-        raise NotImplementedError  # `EngineTokens` does
 
     def _end_following(self) -> None:
         """Lets those go on for which the tokens that they wait for are there, or will not be."""

@@ -177,11 +177,6 @@ class Drawn:
         """True if the device is done with the step; False on a CPU, whose steps are over when they are launched."""
         return self.arrived is not None and self.arrived.query()
 
-    @property
-    def is_under_way(self) -> bool:
-        """True while the device computes the step; False on a CPU."""
-        return self.arrived is not None and not self.arrived.query()
-
     def seconds_after(self, before: OnDevice) -> float | None:
         """Time on the device from the end of that work to the end of this step; None on a CPU. Both must be over."""
         if self.arrived is None or before.arrived is None:

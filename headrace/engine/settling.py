@@ -17,7 +17,6 @@ from headrace.cache.publishing import ScheduledChunk
 from headrace.engine.accepted_drafts import append_new, keep_accepted, num_right
 from headrace.engine.drafting import Drafting
 from headrace.engine.failures import NanLogits, UnprovenPrefix, shape
-from headrace.engine.following import Following
 from headrace.engine.logprobs import PromptScores
 from headrace.engine.requests import EngineRequests
 from headrace.engine.runner import ModelRunner
@@ -87,9 +86,6 @@ class EngineTokens(EngineRequests):
         self.drafting = drafting
         self.right_of_way = RightOfWay()
         self._in_flight: InFlight | None = None
-        # Between the halves of a step: the one before it, and itself, if it was launched.
-        self._untaken: InFlight | None = None
-        self._unpublished: InFlight | None = None
         self._unreported: list[Taken] = []  # by the order of their steps; none between two turns
         self._known_done_s = 0.0  # when the last step was known to be done
         self.computed_tokens = 0
@@ -155,41 +151,10 @@ class EngineTokens(EngineRequests):
         return was_in_flight
 
     def _take_in_flight(self) -> None:
-        """Waits for the tokens in flight, and completes the step that was made. They are reported later."""
-        self.complete_step()
+        """Waits for the tokens in flight. They are reported behind the next launch."""
         step, self._in_flight = self._in_flight, None
         if step is not None:
             self._take_tokens(step)
-
-    def complete_step(self) -> None:
-        """Completes the step that was made, if it was not: it may have a part of any running sequence."""
-        raise NotImplementedError  # `Engine` does
-
-    def _complete_for(self, sequence: Sequence) -> None:
-        """Completes the step that was made if this sequence has a part in it or in the one before.
-
-        It has tokens there that count, and slots reserved, even if it is no longer running: its grammar has no mask.
-        """
-        steps = (step for step in (self._untaken, self._unpublished) if step is not None)
-        if any(chunk.sequence is sequence for step in steps for chunk in step.chunks):
-            self.complete_step()
-
-    def release(self, sequence: Sequence) -> None:
-        self._complete_for(sequence)
-        super().release(sequence)
-
-    def finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        self._complete_for(sequence)
-        super().finish(sequence, reason)
-
-    def _settled_paused(self) -> Sequence | None:
-        for sequence in [each for each in self._running if each.is_paused]:
-            self._complete_for(sequence)
-        return super()._settled_paused()
-
-    def _is_behind(self, following: Following) -> bool:
-        parts = [] if self._unpublished is None else self._unpublished.chunks
-        return any(chunk.sequence is following.leader and chunk.span.end >= following.num_tokens for chunk in parts)
 
     def halt(self, sequence: Sequence) -> None:
         """Takes a decoding sequence out of all steps, with its tokens known and its state written, and reports Halted.

@@ -14,7 +14,7 @@ from headrace.engine.sequence import Event, Failed, Sampled, Sequence
 from headrace.forward.sequence_input import SequenceInput
 from headrace.request import FinishReason
 from headrace.speculation.draft_count import FixedCount, Offer, StepPrice
-from tests.support.engine.drafters import num_drafted
+from tests.support.engine.drafters import num_drafted, steps
 from tests.support.engine.driving import Run, assert_nothing_in_use, fail_launches, request, submit
 from tests.support.engine.interpreted import capture_all, capture_layer
 
@@ -34,7 +34,6 @@ RARE = (
     "pause",
     "release",
     "end from outside",
-    "change of a sequence in the step",
 )
 RARE_PASSES = (
     "check and chunks in one pass",
@@ -88,11 +87,16 @@ class Game:
 
     def play(self) -> None:
         """Plays until all requests have come and gone."""
-        self._num_to_come = self._dice.randrange(6, 12)
+        num_to_come = self._dice.randrange(6, 12)
         for _ in range(MOST_TURNS):
-            self._let_happen()
+            if num_to_come and len(self._here) < MOST_HERE and self._happens(0.4):
+                self._join()
+                num_to_come -= 1
+            for run in [*self._here]:
+                if run in self._here:  # what happened to another one may have released it
+                    self._happen_to(run)
             self._turn()
-            if not self._here and not self._num_to_come:
+            if not self._here and not num_to_come:
                 break
         assert not self._here, f"requests are still here after {MOST_TURNS} turns"
         self._turn()  # takes the tokens of the last step
@@ -120,14 +124,6 @@ class Game:
         runner.draft_tokens = self._failing(runner.draft_tokens)
 
     # ------------------------------------------------------------ what happens to requests
-
-    def _let_happen(self) -> None:
-        if self._num_to_come and len(self._here) < MOST_HERE and self._happens(0.4):
-            self._join()
-            self._num_to_come -= 1
-        for run in [*self._here]:
-            if run in self._here:  # what happened to another one may have released it
-                self._happen_to(run)
 
     def _join(self) -> None:
         known = self._dice.choice(self._answered)
@@ -177,8 +173,6 @@ class Game:
 
     def _release(self, run: Run) -> None:
         self._built.engine.release(run.sequence)
-        if run not in self._here:
-            return  # it was to be released at a token that this has brought
         self._here.remove(run)
         self.seen["release"] += bool(run.tokens) and not run.is_finished
 
@@ -198,16 +192,8 @@ class Game:
         return self._dice.random() < chance
 
     def _turn(self) -> None:
+        steps(self._built, 1)
         engine = self._built.engine
-        engine.admit()
-        engine.make_step()
-        if self._happens(0.5):
-            parts = engine._unpublished.chunks if engine._unpublished is not None else []
-            self._let_happen()  # while the device computes
-            engine.admit()
-            self.seen["change of a sequence in the step"] += len(parts) > 0 and engine._unpublished is None
-        engine.complete_step()
-        engine.cache.check()
         num_tails = sum(sequence.tail is not None for sequence in engine.sequences)
         assert engine._tail_rows.num_free == self._num_rows - num_tails
         self.seen["no draft slot left"] += not engine.cache.draft_slots.num_free

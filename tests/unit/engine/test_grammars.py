@@ -214,10 +214,9 @@ def test_a_grammar_that_breaks_in_a_prompts_last_step_ends_its_request_alone(tin
     is_broken = lambda grammar: "too big" if grammar is broken.sequence.grammar else error(grammar)  # noqa: E731
     monkeypatch.setattr(AnswerGrammar, "error", property(is_broken))
     engine.admit()
-    engine.make_step()
+    engine.step()
     assert isinstance(broken.events[-1], Failed)
-    engine.release(broken.sequence)  # as a node does at once, while the step that it has a part in is not complete
-    engine.complete_step()
+    engine.release(broken.sequence)
     run_all(built)
     engine.release(other.sequence)
     assert len(other.tokens) == 16

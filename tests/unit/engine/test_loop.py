@@ -21,7 +21,6 @@ class SteppedEngine:
 
     has_work = True
     host_share_s = math.inf
-    is_computing = False
     spare_s = 0.0
     is_admitting = False
 
@@ -33,10 +32,7 @@ class SteppedEngine:
     def admit(self, within_s: float) -> None:
         pass
 
-    def complete_step(self) -> None:
-        pass
-
-    def make_step(self) -> bool:
+    def step(self) -> bool:
         self.begun.release()
         return self.may_end.acquire(timeout=TIMEOUT_S)
 
@@ -123,57 +119,29 @@ async def test_a_command_that_came_during_a_step_is_answered_though_the_next_one
     await end(loop, engine)
 
 
-class ComputingEngine(SteppedEngine):
-    """Whose device computes the step before until the test lets it be done."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.happened: list[str] = []
-        self.is_computing = False
-
-    def admit(self, within_s: float) -> None:
-        self.happened.append("admitted")
-
-    def make_step(self) -> bool:
-        self.happened.append("made")
-        self.is_computing = True
-        return super().make_step()
-
-    def complete_step(self) -> None:
-        self.happened.append("completed")
-
-
-async def test_commands_run_while_the_device_computes_and_the_next_step_is_made() -> None:
-    engine: Any = ComputingEngine()
-    loop = EngineLoop(engine, asyncio.get_running_loop().time, lambda error: None)
-    loop.start()
-    await asyncio.to_thread(engine.begun.acquire, timeout=TIMEOUT_S)
-    engine.may_end.release()  # it is made
-    for name in ("first", "second"):
-        async with asyncio.timeout(TIMEOUT_S):
-            await loop.call(lambda name=name: engine.happened.append(name))
-    engine.is_computing = False  # the device is done with the step before
-    await asyncio.to_thread(engine.begun.acquire, timeout=TIMEOUT_S)  # the next one is made
-    happened = engine.happened[: engine.happened.index("completed")]
-    assert happened == ["admitted", "made", "first", "admitted", "second", "admitted"]
-    engine.is_computing = False
-    await end(loop, engine)
-
-
 async def test_tokens_that_a_step_brings_go_through_and_nothing_else_does() -> None:
-    engine: Any = ComputingEngine()
+    engine: Any = SteppedEngine()
     loop = EngineLoop(engine, asyncio.get_running_loop().time, lambda error: None)
-    engine.complete_step = lambda: loop.deliver(engine.happened.append, "token")
-    engine.right_of_way.let_tokens_through = lambda: engine.happened.append("through")
+    happened: list[str] = []
+    step = engine.step
+
+    def step_with_a_token() -> bool:
+        did_something = step()
+        loop.deliver(happened.append, "token")
+        return did_something
+
+    engine.step = step_with_a_token
+    engine.right_of_way.let_tokens_through = lambda: happened.append("through")
+    answered = asyncio.Event()
+    loop.post(lambda: loop.deliver(answered.set))  # no token
     loop.start()
-    await asyncio.to_thread(engine.begun.acquire, timeout=TIMEOUT_S)
-    engine.may_end.release()
     async with asyncio.timeout(TIMEOUT_S):
-        await loop.call(lambda: None)  # its result is no token
-    assert "through" not in engine.happened
-    engine.is_computing = False
+        await answered.wait()
     await asyncio.to_thread(engine.begun.acquire, timeout=TIMEOUT_S)
-    assert engine.happened.count("through") == 1
+    assert not happened
+    engine.may_end.release()
+    await asyncio.to_thread(engine.begun.acquire, timeout=TIMEOUT_S)
+    assert happened.count("through") == 1
     await end(loop, engine)
 
 
@@ -191,7 +159,6 @@ class IdleEngine:
 
     has_work = False
     host_share_s = math.inf
-    is_computing = False
     spare_s = 0.0
     suspects = frozenset()
     sequences = ()
@@ -209,10 +176,7 @@ class IdleEngine:
     def admit(self, within_s: float) -> None:
         pass
 
-    def complete_step(self) -> None:
-        pass
-
-    def make_step(self) -> bool:
+    def step(self) -> bool:
         return False
 
     def next_deadline_s(self) -> float | None:

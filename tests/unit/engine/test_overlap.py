@@ -132,38 +132,6 @@ def test_a_stop_token_ends_the_answer_and_nothing_follows(tiny_checkpoint) -> No
     assert again.tokens == generate(small_engine(path), request([*random_prompt(20), *expected])).tokens
 
 
-def test_an_answer_that_is_ended_while_a_step_is_made_has_the_tokens_of_the_one_before(tiny_checkpoint) -> None:
-    path = tiny_checkpoint("granite")
-    built = small_engine(path, overlap=True)
-    run = submit(built, request(random_prompt(20), GREEDY))
-    step_until(built, run, num_tokens=4)
-    built.engine.make_step()
-    built.engine.finish(run.sequence, FinishReason.STOP)
-    built.engine.complete_step()
-    assert run.tokens == generate(small_engine(path), request(random_prompt(20))).tokens[:5]
-    assert run.events[-1] == Finished(FinishReason.STOP)
-    run_all(built)
-    built.engine.release(run.sequence)
-    assert_nothing_in_use(built)
-
-
-def test_a_device_that_fails_blames_all_that_it_may_have_computed(tiny_checkpoint, monkeypatch) -> None:
-    built = small_engine(tiny_checkpoint("granite"), overlap=True)
-    first = submit(built, request(random_prompt(20)))
-    step_until(built, first, num_tokens=2)
-    second = submit(built, request(random_prompt(30)))
-    built.engine.admit()
-    built.engine.make_step()
-
-    def failed(drawn: Drawn) -> bool:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-    monkeypatch.setattr(Drawn, "is_under_way", property(failed))
-    with pytest.raises(RuntimeError, match="illegal"):
-        _ = built.engine.is_computing
-    assert built.engine.suspects == {first.sequence, second.sequence}
-
-
 def test_min_tokens_counts_those_in_flight(tiny_checkpoint) -> None:
     path = tiny_checkpoint("granite")
     stopper = generate(small_engine(path), request(random_prompt(20))).tokens[3]

@@ -30,7 +30,6 @@ class IdleEngine:
 
     has_work = False
     host_share_s = math.inf
-    is_computing = False
     spare_s = 0.0
 
     def __init__(self) -> None:
@@ -42,10 +41,7 @@ class IdleEngine:
     def admit(self, within_s: float) -> None:
         pass
 
-    def complete_step(self) -> None:
-        pass
-
-    def make_step(self) -> bool:
+    def step(self) -> bool:
         return False
 
 
