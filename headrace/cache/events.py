@@ -44,8 +44,8 @@ CacheEvent = BlockStored | BlockEvicted | CheckpointStored | CheckpointEvicted
 class CacheContents:
     """The keys of all findable blocks and checkpoints at one moment.
 
-    Keys alone, because they are taken between two steps: a million blocks cost 30 ms this way and a second as
-    events. A prefix comes before its extensions.
+    Keys alone, in any order, because they are taken between two steps: a million blocks cost 30 ms this way and a
+    second as events.
     """
 
     blocks: list[PrefixKey]

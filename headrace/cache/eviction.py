@@ -20,9 +20,11 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from itertools import islice
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from headrace.cache.errors import UnknownEvictionPolicy
+from headrace.cache.linked_ids import LinkedIds
 from headrace.cache.types import PRIMARY, BlockId, Tier
 
 Id = TypeVar("Id", bound=int)
@@ -79,37 +81,24 @@ class BlockOrder(EvictionOrder[BlockId], Protocol):
         ...
 
 
-class Recency(Generic[Id]):
-    """Least recently used first; one tier."""
-
-    def __init__(self) -> None:
-        # An OrderedDict, since finding the first key of a dict is O(n) after n removals at its front.
-        self._ids: OrderedDict[Id, None] = OrderedDict()
-
-    def __contains__(self, id_: Id) -> bool:
-        return id_ in self._ids
-
-    def __len__(self) -> int:
-        return len(self._ids)
+class Recency(LinkedIds[Id]):
+    """Least recently used first; one tier of the ids 0 .. `num_ids` - 1."""
 
     def __iter__(self) -> Iterator[Id]:
-        return iter(self._ids)
-
-    def add(self, id_: Id) -> None:
-        self._ids[id_] = None
-
-    def remove(self, id_: Id) -> None:
-        del self._ids[id_]
+        return self.in_order()
 
     def touch(self, id_: Id) -> None:
-        self._ids.move_to_end(id_)
+        self.remove(id_)
+        self.add(id_)
 
     def first(self, up_to: Tier = PRIMARY) -> Id | None:
-        return next(iter(self._ids), None)
+        return next(iter(self), None)
 
     def pop(self, num: int) -> list[Id]:
-        ids = self._ids
-        return [ids.popitem(last=False)[0] for _ in range(min(num, len(ids)))]
+        found = list(islice(self, num))
+        for id_ in found:
+            self.remove(id_)
+        return found
 
     def count_use(self, id_: Id) -> None:
         pass
@@ -124,71 +113,60 @@ first. On request traces 26 to 45 % of blocks are used a second time, and 42 to 
 
 
 class Reused(Generic[Id]):
-    """GreedyDual's order (see above) with worths by the number of requests that used an id.
+    """GreedyDual's order (see above) with worths by the number of requests that used an id, of 0 .. `num_ids` - 1.
 
     A prefix's start has been used as often as anything that follows on it, and as lately: suffixes still go first.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_ids: int) -> None:
         self._clock = 0.0
-        self._uses: dict[Id, int] = {}  # up to as many as there are worths
-        self._queues: tuple[OrderedDict[Id, float], ...] = tuple(OrderedDict() for _ in REUSE_WORTHS)
-        self._queue_of: dict[Id, OrderedDict[Id, float]] = {}
+        self._uses = bytearray(num_ids)  # up to as many as there are worths
+        self._priorities = [0.0] * num_ids
+        self._queues: LinkedIds[Id] = LinkedIds(num_ids, len(REUSE_WORTHS))
 
     def __contains__(self, id_: Id) -> bool:
-        return id_ in self._queue_of
+        return id_ in self._queues
 
     def __len__(self) -> int:
-        return len(self._queue_of)
+        return len(self._queues)
 
     def __iter__(self) -> Iterator[Id]:
-        queues = ([(priority, id_) for id_, priority in queue.items()] for queue in self._queues)
-        return (id_ for _, id_ in heapq.merge(*queues, key=_priority))
+        queues = map(self._queues.in_order, range(len(REUSE_WORTHS)))
+        return iter(heapq.merge(*queues, key=self._priorities.__getitem__))
 
     def add(self, id_: Id) -> None:
-        level = self._uses.get(id_, 1) - 1
-        queue = self._queue_of[id_] = self._queues[level]
-        queue[id_] = self._clock + REUSE_WORTHS[level]
+        level = max(1, self._uses[id_]) - 1
+        self._priorities[id_] = self._clock + REUSE_WORTHS[level]
+        self._queues.add(id_, level)
 
     def remove(self, id_: Id) -> None:
-        del self._queue_of.pop(id_)[id_]
+        self._queues.remove(id_)
 
     def touch(self, id_: Id) -> None:
         self.remove(id_)
         self.add(id_)
 
     def first(self, up_to: Tier = PRIMARY) -> Id | None:
-        heads = [next(iter(queue.items())) for queue in self._queues if queue]
-        if not heads:
-            return None
-        # The caller evicts it next; until then no id with a lower priority can enter.
-        id_, self._clock = min(heads, key=lambda head: head[1])
-        return id_
+        first = next(iter(self), None)
+        if first is not None:  # The caller evicts it next; until then no id with a lower priority can enter.
+            self._clock = self._priorities[first]
+        return first
 
     def pop(self, num: int) -> list[Id]:
-        heads = [next(iter(queue.values()), math.inf) for queue in self._queues]
-        found = []
-        for _ in range(min(num, len(self._queue_of))):
-            self._clock = min(heads)
-            level = heads.index(self._clock)
-            queue = self._queues[level]
-            id_, _ = queue.popitem(last=False)
-            del self._queue_of[id_]
-            heads[level] = next(iter(queue.values()), math.inf)
-            found.append(id_)
+        found = list(islice(self, num))
+        for id_ in found:
+            self._queues.remove(id_)
+        if found:
+            self._clock = self._priorities[found[-1]]
         return found
 
     def count_use(self, id_: Id) -> None:
-        num_uses = self._uses.get(id_, 0)
+        num_uses = self._uses[id_]
         if num_uses < len(REUSE_WORTHS):
             self._uses[id_] = num_uses + 1
 
     def forget(self, id_: Id) -> None:
-        self._uses.pop(id_, None)
-
-
-def _priority(entry: tuple[float, Any]) -> float:
-    return entry[0]
+        self._uses[id_] = 0
 
 
 @dataclass(slots=True)
@@ -259,8 +237,8 @@ class EvictionPolicy(Protocol):
     @property
     def name(self) -> str: ...
 
-    def block_order(self) -> BlockOrder:
-        """A new, empty order."""
+    def block_order(self, num_blocks: int) -> BlockOrder:
+        """A new, empty order of so many blocks."""
         ...
 
     def worth(self, above_tokens: int, num_tokens: int) -> float:
@@ -273,8 +251,8 @@ class Lru:
 
     name = "lru"
 
-    def block_order(self) -> BlockOrder:
-        return Recency()
+    def block_order(self, num_blocks: int) -> BlockOrder:
+        return Recency(num_blocks)
 
     def worth(self, above_tokens: int, num_tokens: int) -> float:
         return 1.0
@@ -290,8 +268,8 @@ class FlopAware:
     attention_parity_position: float = math.inf
     name = "flop_aware"
 
-    def block_order(self) -> BlockOrder:
-        return Recency()
+    def block_order(self, num_blocks: int) -> BlockOrder:
+        return Recency(num_blocks)
 
     def worth(self, above_tokens: int, num_tokens: int) -> float:
         linear = num_tokens - above_tokens
@@ -304,8 +282,8 @@ class ReuseAware(FlopAware):
 
     name = "reuse_aware"
 
-    def block_order(self) -> BlockOrder:
-        return Reused()
+    def block_order(self, num_blocks: int) -> BlockOrder:
+        return Reused(num_blocks)
 
 
 EVICTION_POLICIES = (Lru.name, FlopAware.name, ReuseAware.name)

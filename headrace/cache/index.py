@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from headrace.cache.errors import CorruptCache
+from headrace.cache.key_table import KeyTable
 from headrace.cache.types import BlockId, PrefixKey, SlotId, Tier
 
 
@@ -99,10 +100,10 @@ class Entry:
 class PrefixIndex:
     """Entries by key, block and checkpoint slot."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int) -> None:
         self._block_size = block_size
-        self._entries: dict[PrefixKey, Entry] = {}
-        self._by_block: dict[BlockId, Entry] = {}
+        self._entries: KeyTable[Entry] = KeyTable()
+        self._by_block: list[Entry | None] = [None] * num_blocks
         self._by_slot: dict[SlotId, Entry] = {}
 
     def get(self, key: PrefixKey) -> Entry | None:
@@ -110,11 +111,15 @@ class PrefixIndex:
 
     def deepest(self, keys: Sequence[PrefixKey], limit: int) -> Entry | None:
         """The entry of the longest indexed prefix within the first `limit` keys, which must be one chain."""
-        found = bisect_left(keys, True, hi=max(0, min(limit, len(keys))), key=lambda key: key not in self._entries)
+        parts = self._entries.parts
+        found = bisect_left(keys, True, hi=max(0, min(limit, len(keys))), key=lambda key: key not in parts[key[0]])
         return self._entries[keys[found - 1]] if found else None
 
     def by_block(self, block: BlockId) -> Entry:
-        return self._by_block[block]
+        entry = self._by_block[block]
+        if entry is None:
+            raise CorruptCache(f"block {block} is not in the index")
+        return entry
 
     def by_slot(self, slot: SlotId) -> Entry:
         return self._by_slot[slot]
@@ -126,16 +131,17 @@ class PrefixIndex:
 
     def add_chain(self, keys: Sequence[PrefixKey], parent: Entry | None, blocks: Sequence[BlockId]) -> Entry | None:
         """Index `blocks` under new keys, the first below `parent`, which must be indexed; returns the last entry."""
-        entries, by_block, size = self._entries, self._by_block, self._block_size
+        parts, by_block, size = self._entries.parts, self._by_block, self._block_size
         num_tokens = parent.num_tokens if parent is not None else 0
         for key, block in zip(keys, blocks, strict=True):
-            if key in entries or (parent is not None and not parent.indexed):
+            part = parts[key[0]]
+            if key in part or (parent is not None and not parent.indexed):
                 raise CorruptCache(f"block {block} cannot be indexed: its key is known or its parent is not")
             num_tokens += size
             entry = Entry(key, parent, num_tokens, block)
             if parent is not None:
                 parent.adopt(entry)
-            entries[key] = by_block[block] = parent = entry
+            part[key] = by_block[block] = parent = entry
         return parent
 
     def attach(self, entry: Entry, checkpoint: Checkpoint) -> None:
@@ -163,18 +169,19 @@ class PrefixIndex:
             # No links down or sideways remain, so reference counting frees the entries without the collector.
             current.first_child = current.previous_sibling = current.next_sibling = None
             current.indexed = False
-            del self._entries[current.key], self._by_block[current.block]
+            del self._entries[current.key]
+            self._by_block[current.block] = None
             if current.checkpoint is not None:
                 del self._by_slot[current.checkpoint.slot]
         return removed
 
     def entries(self) -> Iterator[Entry]:
-        """All entries, a parent always before its children."""
-        return iter(self._entries.values())
+        """All entries, in any order."""
+        return self._entries.values()
 
     def keys(self) -> list[PrefixKey]:
-        """The keys of all entries, a parent's always before its children's; a copy."""
-        return list(self._entries)
+        """The keys of all entries, in any order; a copy."""
+        return self._entries.keys()
 
     @property
     def num_blocks(self) -> int:
@@ -190,8 +197,9 @@ class PrefixIndex:
     def check(self) -> None:
         """Raise CorruptCache unless the tree is prefix-closed and the three ways to an entry agree."""
         num_children = 0
-        for key, entry in self._entries.items():
-            if not entry.indexed or entry.key != key or self._by_block.get(entry.block) is not entry:
+        for entry in self.entries():
+            is_found = self._entries.get(entry.key) is entry and self._by_block[entry.block] is entry
+            if not entry.indexed or not is_found:
                 raise CorruptCache(f"entry of block {entry.block} is not found by its key and block")
             parent = entry.parent
             if parent is not None and not parent.indexed:
@@ -204,9 +212,9 @@ class PrefixIndex:
                 continue
             if self._by_slot.get(checkpoint.slot) is not entry or checkpoint.num_tokens != entry.num_tokens:
                 raise CorruptCache(f"checkpoint in slot {checkpoint.slot} is not where its entry says")
-        if num_children != sum(entry.parent is not None for entry in self._entries.values()):
+        if num_children != sum(entry.parent is not None for entry in self.entries()):
             raise CorruptCache("an entry is not among its parent's children")
-        if len(self._by_block) != len(self._entries):
+        if sum(entry is not None for entry in self._by_block) != len(self._entries):
             raise CorruptCache("the index holds a block whose key is gone")
         if any(entry.checkpoint is None or not entry.indexed for entry in self._by_slot.values()):
             raise CorruptCache("the index holds a slot whose checkpoint is gone")

@@ -38,12 +38,12 @@ class Storage:
         self.block_size = block_size
         self._on_events = on_events
         self._eviction = eviction
-        self.blocks = BlockPool(num_blocks, eviction.block_order())
+        self.blocks = BlockPool(num_blocks, eviction.block_order(num_blocks))
         self.running = StatePool(range(num_slots), Ranked(self._rank))
         self.slots = self.running
         if num_packed_slots:
             self.slots = StatePool(range(num_slots, num_slots + num_packed_slots), Ranked(self._rank))
-        self.index = PrefixIndex(block_size)
+        self.index = PrefixIndex(num_blocks, block_size)
         self.totals = CacheCounters()
 
     @property
@@ -190,7 +190,7 @@ class Storage:
     def _check_suffix_first(self) -> None:
         turn = {block: position for position, block in enumerate(self.blocks.unused())}
         first_above: dict[Entry, int] = {}
-        for entry in self.index.entries():
+        for entry in sorted(self.index.entries(), key=lambda entry: entry.num_tokens):  # a parent first
             limit = len(turn) if entry.parent is None else first_above[entry.parent]
             own = turn.get(entry.block, limit)
             if own > limit:

@@ -8,12 +8,12 @@ update; only then is it given to another node. Pure.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import compress, count, islice
+from itertools import islice
 
+from headrace.cache.key_table import KeyTable
 from headrace.cache.types import PrefixKey
 
 SWEPT_AT_ONCE = 2048
-SCANNED_AT_ONCE = 128
 
 Mask = int
 """A set of nodes, a bit for each."""
@@ -23,12 +23,13 @@ class KeyHolders:
     """Holders by key."""
 
     def __init__(self) -> None:
-        self._masks: dict[PrefixKey, Mask] = {}
+        self._masks: KeyTable[Mask] = KeyTable()
 
     def add(self, keys: Iterable[PrefixKey], bit: Mask) -> int:
         """Adds a holder of these keys; returns of how many it was none."""
-        masks, num_added = self._masks, 0
+        parts, num_added = self._masks.parts, 0
         for key in keys:
+            masks = parts[key[0]]
             known = masks.get(key, 0)
             if not known & bit:
                 masks[key] = known | bit if known else bit  # the same object for all keys of one node alone
@@ -37,9 +38,9 @@ class KeyHolders:
 
     def discard(self, keys: Iterable[PrefixKey], bit: Mask) -> int:
         """Removes a holder of these keys; returns of how many it was one."""
-        masks, num_removed = self._masks, 0
+        parts, num_removed = self._masks.parts, 0
         for key in keys:
-            known = masks.get(key, 0)
+            known = parts[key[0]].get(key, 0)
             if known & bit:
                 self._drop(key, known, bit)
                 num_removed += 1
@@ -53,14 +54,13 @@ class KeyHolders:
 
         keys   one chain; a node that holds one holds all before it, so that bisection finds where nodes part
         """
-        masks = self._masks
-        first = masks.get(keys[0], 0) & nodes if limit else 0
+        first = self.holders(keys[0]) & nodes if limit else 0
         parts = [(1, limit + 1, first)] if first else []  # of nodes that hold at least so many, and fewer than that
         while parts:
             low, high, those = parts.pop()
             while high - low > 1:
                 middle = (low + high) // 2
-                deeper = masks.get(keys[middle - 1], 0) & those
+                deeper = self.holders(keys[middle - 1]) & those
                 if not deeper:
                     high = middle
                     continue
@@ -70,25 +70,25 @@ class KeyHolders:
             yield those, low
 
     def holders(self, key: PrefixKey) -> Mask:
-        return self._masks.get(key, 0)
+        return self._masks.parts[key[0]].get(key, 0)
 
     def deepest_held(self, keys: Sequence[PrefixKey], position: int) -> int:
         """The last position up to this one whose key has holders; 0 if there is none."""
-        while position > 0:
-            nearby = keys[max(0, position - SCANNED_AT_ONCE) : position]
-            for num_unheld in compress(count(), map(self._masks.__contains__, reversed(nearby))):
-                return position - num_unheld
-            position -= len(nearby)
+        parts = self._masks.parts
+        for place in range(position, 0, -1):
+            key = keys[place - 1]
+            if key in parts[key[0]]:
+                return place
         return 0
 
     def sweep(self, key: PrefixKey, nodes: Mask) -> None:
         """Removes these holders of a key, if they are."""
-        known = self._masks.get(key, 0)
+        known = self.holders(key)
         if known & nodes:
             self._drop(key, known, nodes)
 
     def keys(self) -> list[PrefixKey]:
-        return list(self._masks)
+        return self._masks.keys()
 
     def _drop(self, key: PrefixKey, known: Mask, nodes: Mask) -> None:
         if left := known & ~nodes:

@@ -125,7 +125,7 @@ def evicted(order: Reused[BlockId]) -> int:
 
 
 def test_a_block_that_many_requests_used_outlives_later_ones_that_one_request_used() -> None:
-    order: Reused[BlockId] = Reused()
+    order: Reused[BlockId] = Reused(10)
     used(order, 0, times=2)
     for block in range(1, 4):
         used(order, block, times=1)
@@ -134,7 +134,7 @@ def test_a_block_that_many_requests_used_outlives_later_ones_that_one_request_us
 
 
 def test_it_is_evicted_in_its_turn_however_often_it_was_used() -> None:
-    order: Reused[BlockId] = Reused()
+    order: Reused[BlockId] = Reused(10)
     used(order, 0, times=9)
     rounds = 0
     while True:  # a cache of two blocks, the other one new each time
@@ -146,7 +146,7 @@ def test_it_is_evicted_in_its_turn_however_often_it_was_used() -> None:
 
 
 def test_a_block_with_new_contents_has_been_used_by_nobody() -> None:
-    order: Reused[BlockId] = Reused()
+    order: Reused[BlockId] = Reused(10)
     used(order, 0, times=5)
     assert evicted(order) == 0
     used(order, 0, times=1)
@@ -157,10 +157,10 @@ def test_a_block_with_new_contents_has_been_used_by_nobody() -> None:
 @pytest.mark.parametrize("order_of", [Recency, Reused])
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 6), st.integers(0, 4)), max_size=40))
 def test_many_go_at_once_as_they_would_one_by_one(
-    order_of: Callable[[], Recency[BlockId] | Reused[BlockId]], rounds: list[tuple[int, int, int]]
+    order_of: Callable[[int], Recency[BlockId] | Reused[BlockId]], rounds: list[tuple[int, int, int]]
 ) -> None:
     """Each round uses one block some times and evicts some."""
-    at_once, one_by_one = order_of(), order_of()
+    at_once, one_by_one = order_of(21), order_of(21)
     for number, times, num_evicted in rounds:
         block = BlockId(number)
         for order in (at_once, one_by_one):
@@ -181,5 +181,5 @@ def test_many_go_at_once_as_they_would_one_by_one(
 
 
 def test_blocks_are_kept_by_recency_unless_reuse_counts() -> None:
-    kinds = {name: type(eviction_policy(name).block_order()) for name in EVICTION_POLICIES}
+    kinds = {name: type(eviction_policy(name).block_order(4)) for name in EVICTION_POLICIES}
     assert kinds == {"lru": Recency, "flop_aware": Recency, "reuse_aware": Reused}
