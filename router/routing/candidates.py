@@ -37,6 +37,8 @@ class Load(NamedTuple):
     waiting_lengths   the waiting tokens by how many their prompt has left: at index k those of prompts with 2**k up to
                       2**(k + 1) - 1; a node lets short prompts go before long ones
     num_waiting       prompts with waiting tokens
+    recent_lengths    tokens a second of this router's prompts that were computed lately, by the length of the prompt as
+                      in `waiting_lengths`
     free_tokens       tokens for which blocks are free or can be evicted, less those of the sequences that come
     free_slots        states for which a slot is free or can be evicted, less those of the sequences that come: negative
                       while some wait for one
@@ -59,6 +61,7 @@ class Load(NamedTuple):
     waiting_depths: int = 0
     waiting_lengths: tuple[int, ...] = ()
     num_waiting: float = 0.0
+    recent_lengths: tuple[float, ...] = ()
     free_tokens: int = 0
     free_slots: int = 0
     empty_tokens: int = 0

@@ -126,6 +126,8 @@ class Ledger:
         """The first token is there."""
         if (sent := self._sent.get(number)) is None:
             return
+        if (book := self._book(sent.prefill)) is not None:
+            book.computed(number, now_s)
         self._end_prompt(number, sent, now_s)
         self.coming.computed(number, now_s)
         if (book := self._book(sent.decode)) is not None:

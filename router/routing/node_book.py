@@ -93,6 +93,8 @@ class NodeBook:
         self._prompt_s: float | None = None  # what the node has counted until its last heartbeat
         self._costs = StepCosts()
         self._drafts = DraftPace()
+        self._recent_lengths: tuple[float, ...] = ()
+        self._recent_at_s = 0.0
         self._in_turn: _InTurn | None = None  # the prompts as the node serves them
         self._progress_since_s: float | None = None  # since the node last finished a prompt, or began with the first
         self._load: Load | None = None
@@ -103,6 +105,7 @@ class NodeBook:
         own, left = self._own, self._prompts_left(now_s)
         blocks, slots = status.blocks, status.slots
         self._note_prompts(status, now_s - self._others_at_s)
+        self._forget_lengths(now_s)
         self._drafts.heartbeat(status, now_s - self._others_at_s)
         self._others_at_s = now_s
         self._others = Load(
@@ -143,6 +146,7 @@ class NodeBook:
                 depths,
                 lengths,
                 number,
+                self._recent_lengths,
                 others.free_tokens - own.wanted_tokens,
                 others.free_slots - own.wanted_slots,
                 others.empty_tokens,
@@ -162,6 +166,11 @@ class NodeBook:
         if self._prompt_s is not None and work_s is not None and seconds > 0:
             self._prompt_use += forgotten * ((work_s - self._prompt_s) / seconds - self._prompt_use)
         self._prompt_s, self._costs = work_s, status.costs
+
+    def _forget_lengths(self, now_s: float) -> None:
+        kept = math.exp((self._recent_at_s - now_s) / RECENT_S)
+        self._recent_lengths = tuple([kept * each for each in self._recent_lengths])
+        self._recent_at_s = now_s
 
     # ------------------------------------------------------------ this router's work
 
@@ -192,6 +201,15 @@ class NodeBook:
         if (answer := self.answers.get(number)) is not None:
             answer.is_admitted = answer.is_generating = True
             self._changed(number)
+
+    def computed(self, number: int, now_s: float) -> None:
+        """The prompt is computed; `end_prompt` follows."""
+        if (prompt := self.prompts.get(number)) is not None and prompt.end > prompt.start:
+            self._forget_lengths(now_s)
+            num_tokens, recent = prompt.end - prompt.start, [*self._recent_lengths]
+            recent += [0.0] * (num_tokens.bit_length() - len(recent))
+            recent[num_tokens.bit_length() - 1] += num_tokens / RECENT_S
+            self._recent_lengths = tuple(recent)
 
     def end_prompt(self, number: int, now_s: float) -> None:
         """The prompt is computed, or given up."""

@@ -19,6 +19,7 @@ from router.routing.policies.times import (
     first_token_s,
     line,
     lost_share,
+    overtaken_s,
     pace,
     place_wait_s,
     prompt_work_s,
@@ -162,7 +163,10 @@ def prompt_part(
     wait_s = first_token_s(steps, waiting, own_s) - computing_s
     # What is fetched arrives while the prompt waits for its turn.
     arrival_s = (ready_s if ready_s > wait_s else wait_s) + computing_s
-    return PromptPart(node, arrival_s, others_s, num_tokens, steps.keeps_gap, fetch_from, arrival_s + others_s)
+    # A prompt that others overtake makes as much time for them as it loses: it is no dearer for that.
+    late_s = overtaken_s(load, steps, num_tokens, own_s / num_tokens, wait_s + computing_s)
+    seconds = arrival_s + others_s
+    return PromptPart(node, arrival_s + late_s, others_s, num_tokens, steps.keeps_gap, fetch_from, seconds)
 
 
 def answer_part(request: RoutedRequest, met: Meeting) -> AnswerPart:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from headrace.step_costs import LONG_BESIDE_SHORT, StepCosts
+from headrace.step_costs import LONG_BESIDE_SHORT, SHORT_SHARE, StepCosts
 from router.routing.candidates import MIN_GAP_TOKENS, MIN_TOKEN_S, Candidate, Load
 
 MANY = 1 << 30
@@ -178,6 +178,24 @@ def first_token_s(pace: NodePace, waiting: Line, own_s: float) -> float:
     work_s = waiting.work_s
     running_s = ((work_s if work_s < step_s else step_s) + pace.drafted_s) / 2
     return running_s + pace.seconds(needed_s)
+
+
+def overtaken_s(load: Load, pace: NodePace, num_tokens: int, token_work_s: float, seconds: float) -> float:
+    """Seconds that a prompt of `num_tokens` waits for shorter ones that come while it is computed, for `seconds`.
+
+    Those with less than half as many tokens go before it, with up to two thirds of each step. They are taken to come as
+    lately.
+    """
+    recent, half = load.recent_lengths, num_tokens / 2
+    power = int(half).bit_length() - 1
+    if not recent or power < 0:
+        return 0.0
+    shorter = sum(recent[:power])
+    if power < len(recent):
+        shorter += recent[power] * (half / (1 << power) - 1)
+    share = shorter * token_work_s * (pace.step_work_s + pace.overhead_s) / pace.step_work_s
+    share = share if share < SHORT_SHARE else SHORT_SHARE
+    return seconds * share / (1.0 - share)
 
 
 def prompt_wait_s(node: Candidate, num_tokens: int, token_gap_s: float | None = None) -> float:

@@ -60,7 +60,20 @@ def test_a_prompt_counts_where_it_is_computed_from_the_moment_it_is_sent_until_i
     assert load.waiting_depths == StepShape.prefill(64, 1000).prefill_depths
     assert (load.free_tokens, load.free_slots) == (FREE_TOKENS - 1000, FREE_SLOTS - 1)
     ledger.prompt_computed(1, 1.0)
-    assert ledger.load("p0", 1.0) == IDLE
+    assert ledger.load("p0", 1.0) == IDLE._replace(recent_lengths=(0.0,) * 9 + (93.6,))
+
+
+def test_prompts_that_were_computed_lately_count_by_their_lengths_and_are_forgotten_in_time() -> None:
+    ledger = started_ledger()
+    for number, (num_tokens, is_computed) in enumerate(((1000, True), (100, True), (600, True), (1000, False))):
+        send(ledger, HAND_OVER, number=number, num_tokens=num_tokens)
+        if is_computed:
+            ledger.prompt_computed(number, 1.0)
+        ledger.ended(number, 1.0)
+    assert ledger.load("p0", 1.0).recent_lengths == pytest.approx((0.0,) * 6 + (10.0, 0.0, 0.0, 160.0))
+    assert ledger.load("d0", 1.0).recent_lengths == (), "it computed none"
+    beat(ledger, now_s=11.0)
+    assert ledger.load("p0", 11.0).recent_lengths[9] == pytest.approx(160.0 / math.e)
 
 
 def test_an_answer_comes_then_generates_then_ends() -> None:
@@ -266,7 +279,8 @@ def test_a_node_that_is_gone_takes_its_work_and_its_hits_along(part: str) -> Non
     assert bool(ledger.coming.match(KEYS[16], 62, 0.0)) == (part == "decode")
     for number in (1, 2):
         ledger.ended(number, 1.0)
-    assert (ledger.load("p0", 9.0), ledger.load("d0", 9.0)) == (IDLE, IDLE)
+    loads = [ledger.load(name, 9.0)._replace(recent_lengths=()) for name in ("p0", "d0")]
+    assert loads == [IDLE, IDLE]
 
 
 def test_prompts_are_in_use_from_when_they_are_sent_until_they_end() -> None:

@@ -324,3 +324,15 @@ def test_costs_that_were_measured_as_nothing_leave_times_that_are_numbers(
         plan = choose(*(each._replace(costs=costs) for each in nodes), request=request)
         assert plan.prediction is not None
         assert 0 <= plan.prediction.first_token_s < 60
+
+
+def test_a_long_prompt_is_predicted_later_where_short_ones_come_but_costs_no_more() -> None:
+    tokens = [0.0] * 10 + [40_000.0]  # a second, of prompts of 1,024 to 2,047
+    calm, overtaken = (node("d", recent_lengths=tuple(recent)) for recent in ((), tokens))
+    plans = [choose(each) for each in (calm, overtaken)]
+    times = [plan.prediction.first_token_s for plan in plans]
+    assert times[1] > 1.5 * times[0]  # type: ignore[operator]
+    cheap = node("c", **line(4096))
+    assert {choose(each, cheap).prefill for each in (calm, overtaken)} == {"d"}
+    wanted = replace(REQUEST, objectives=Objectives(first_token_s=1.2 * times[0]))  # type: ignore[operator]
+    assert [choose(each, cheap, request=wanted).prefill for each in (calm, overtaken)] == ["d", "c"]

@@ -13,6 +13,7 @@ from router.routing.policies.times import (
     first_token_s,
     least_step_s,
     line,
+    overtaken_s,
     pace,
     place_wait_s,
     prompt_wait_s,
@@ -84,6 +85,25 @@ def test_prompts_of_up_to_twice_the_length_go_first():
     assert line(waiting, COSTS, 24)[:2] == (10.0 + 60.0 / 2, 400.0 + 60.0 / 2)
     assert line(waiting, COSTS, 1000)[:2] == (470.0, 0.0)
     assert line(waiting, COSTS, 8).number == 3
+
+
+@pytest.mark.parametrize(
+    ("recent", "num_tokens", "expected_s"),
+    [
+        ((), 256, 0.0),
+        ((0.0,) * 6 + (0.4,), 256, 80.0),  # 0.4 s of work a second is half of what the steps leave to prompts, 0.8 s
+        ((0.0,) * 6 + (0.4,), 192, 80.0 / 3),  # half of those with 64 to 127 tokens have less than 96
+        ((0.0,) * 6 + (0.4,), 128, 0.0),  # none is less than half as long
+        ((0.0,) * 6 + (0.4,), 1, 0.0),
+        ((0.0, 0.0, 5.0), 256, 2.0 * 80.0),  # two thirds of each step at the most
+    ],
+)
+def test_shorter_prompts_that_come_meanwhile_go_first(
+    recent: tuple[float, ...], num_tokens: int, expected_s: float
+) -> None:
+    busy = node(num_decoding=1, context_tokens=50, recent_lengths=recent)
+    steps = pace(busy, 1, 50, 60.0, 1.0)._replace(step_work_s=48.0)
+    assert overtaken_s(busy.load, steps, num_tokens, 1.0, 80.0) == pytest.approx(expected_s)
 
 
 def test_an_idle_node_computes_a_prompt_at_once_in_whole_steps():
