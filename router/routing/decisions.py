@@ -123,7 +123,7 @@ def _work(candidate: Candidate) -> int:
 def _candidate(candidate: Candidate, plan: Plan) -> dict[str, Any]:
     parts = {"prefill": plan.prefill, "decode": plan.decode, "fetch_from": plan.fetch_from}
     load = candidate.load._asdict()
-    del load["waiting_lengths"]
+    del load["waiting_lengths"], load["recent_lengths"]
     return {
         "name": candidate.name,
         "role": candidate.role.value,
