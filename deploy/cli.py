@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -55,15 +55,20 @@ def up(
     address: Annotated[str | None, typer.Option(help="of a running Ray cluster, or auto")] = None,
     port: Annotated[int | None, typer.Option(help="of the HTTP interface; 0: any free one")] = None,
     name: Annotated[str | None, typer.Option(help="the cluster's name")] = None,
+    device: Annotated[Literal["cpu", "cuda"] | None, typer.Option(help="of the nodes; cuda: a GPU for each")] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="run in the background")] = False,
 ) -> None:
     """Start a cluster; Ctrl-C stops all of it.
 
-    Its settings come from a cluster file, or from --model and the other flags, which override the file.
+    Its settings come from a cluster file, or from --model and the other flags, which override the file. Without a file
+    its nodes run on the GPUs of this host, if it has any, and else on its CPU.
     """
     from deploy.config import Overrides, cluster_from_options
+    from deploy.host_gpus import gpus_of_this_host
 
-    overrides = Overrides(model, prefill, decode, both, address, port, name)
+    overrides = Overrides(model, prefill, decode, both, address, port, name, device)
+    if config is None and address is None:
+        overrides = overrides.for_host(gpus_of_this_host())
     cluster = cluster_from_options(config, overrides)
     if detach:
         from deploy.daemon import start_detached

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -165,6 +165,17 @@ class Overrides:
     address: str | None = None
     port: int | None = None
     name: str | None = None
+    device: Literal["cpu", "cuda"] | None = None
+
+    def for_host(self, num_gpus: int) -> Overrides:
+        """The same for a cluster without a file on a host with so many GPUs: nodes take them, unless `device` is given.
+
+        A single GPU gets a single node, which does both, unless the numbers of nodes are given.
+        """
+        if not num_gpus or self.device is not None:
+            return self
+        is_open = self.prefill is None and self.decode is None and self.both is None
+        return replace(self, device="cuda", both=1 if is_open and num_gpus == 1 else self.both)
 
     def values(self) -> dict[str, object]:
         """Path in the cluster file -> the value that replaces the one there."""
@@ -188,8 +199,20 @@ def cluster_from_options(file: Path | None, overrides: Overrides) -> ClusterConf
     data = {} if file is None else read_yaml(file)
     for path, value in overrides.values().items():
         override(data, path, value)
+    if overrides.device is not None:
+        for role in _GROUPS:
+            _place(data, role, overrides.device)
     source, base = ("command line", Path.cwd()) if file is None else (str(file), file.parent)
     return cluster_config(data, source=source, base=base)
+
+
+def _place(data: dict[str, Any], role: str, device: str) -> None:
+    """Puts the nodes of a role on this device; on GPUs each has one of its own, unless the file says otherwise."""
+    override(data, f"{role}.node.engine.device", device)
+    group = data[role]
+    placement = group.get("placement") if isinstance(group, Mapping) else None
+    if device == "cpu" or not isinstance(placement, Mapping) or not placement.get("num_gpus"):
+        override(data, f"{role}.placement.num_gpus", int(device == "cuda"))
 
 
 _NODE_KEYS = ("name", "role", "model_path", "router_addresses", "host", "port", "tls")

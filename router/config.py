@@ -118,9 +118,9 @@ class RouterConfig(HttpLimits, ParseLimits, StoredLimits):
     roles: Literal["fixed", "elastic"] = "fixed"
     role_planner: bool = False
     role_window_s: float = 60.0
-    policy: str = "round_robin"
+    policy: str = "predicted"
     fetch_from_others: bool = True
-    max_concurrent: int = 64
+    max_concurrent: int = 256
     max_concurrent_per_client: int | None = None
     max_queue: int = 256
     objectives: Objectives = NO_OBJECTIVES

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -54,6 +55,38 @@ def test_the_nodes_of_a_group_start_in_its_role():
 
 def test_the_command_line_asks_for_nodes_that_do_both():
     assert counts(cluster_from_options(None, Overrides(model=Path(MODEL), both=3))) == (0, 0, 3)
+
+
+def devices(config: ClusterConfig) -> set[tuple[str, float]]:
+    return {(group.node.engine.device, group.placement.num_gpus) for group in config.groups}
+
+
+def test_nodes_on_gpus_have_one_each_unless_the_file_says_otherwise(tmp_path):
+    assert devices(load()) == {("cpu", 0)}
+    assert devices(cluster_from_options(None, Overrides(model=Path(MODEL), device="cuda"))) == {("cuda", 1)}
+    file = tmp_path / "cluster.yaml"
+    shared = {"placement": {"num_cpus": 2, "num_gpus": 0.5}, "node": {"engine": {"device": "cuda:1", "threads": 3}}}
+    file.write_text(yaml.safe_dump({"model": MODEL, "prefill": shared, "decode": None}))
+    on_gpus = cluster_from_options(file, Overrides(device="cuda"))
+    assert devices(on_gpus) == {("cuda", 0.5), ("cuda", 1)}
+    assert (on_gpus.prefill.node.engine.threads, on_gpus.prefill.placement.num_cpus) == (3, 2)
+    assert devices(cluster_from_options(file, Overrides(device="cpu"))) == {("cpu", 0)}
+
+
+def test_a_device_for_a_section_that_is_no_mapping_leaves_its_fault_to_be_named(tmp_path):
+    file = tmp_path / "cluster.yaml"
+    file.write_text(yaml.safe_dump({"model": MODEL, "prefill": [1]}))
+    with pytest.raises(ConfigError, match="prefill"):
+        cluster_from_options(file, Overrides(device="cuda"))
+
+
+def test_without_a_file_nodes_take_the_gpus_of_the_host():
+    asked = Overrides(model=Path(MODEL))
+    assert asked.for_host(0) == asked
+    assert asked.for_host(2) == replace(asked, device="cuda")
+    assert asked.for_host(1) == replace(asked, device="cuda", both=1), "one node on one GPU"
+    assert replace(asked, prefill=1).for_host(1) == replace(asked, prefill=1, device="cuda")
+    assert replace(asked, device="cpu").for_host(2).device == "cpu"
 
 
 def test_the_last_of_several_routers_needs_a_port():

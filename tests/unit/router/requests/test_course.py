@@ -24,7 +24,7 @@ async def test_the_report_says_why_a_request_went_where_it_went(start_router: St
     running = await start_router(fake_cluster(answer, eos_id=0))
     routing = (await ask(running))["usage"]["headrace"]["routing"]
     assert routing["plan"] == {"prefill": "p0", "decode": "d0", "fetch_from": None}
-    assert (routing["kind"], routing["reason"], routing["cause"]) == ("hand_over", "turn", "request")
+    assert (routing["kind"], routing["reason"], routing["cause"]) == ("hand_over", "handed over", "request")
     assert routing["measured"]["first_token_s"] > 0
     assert routing["measured"]["token_gap_s"] > 0
     assert routing["predicted"]["computed_tokens"] == routing["measured"]["computed_tokens"]
@@ -55,7 +55,7 @@ async def test_metrics_count_decisions_and_compare_predictions(start_router: Sta
     running = await start_router(fake_cluster(answer, eos_id=0))
     await ask(running)
     metrics = (await running.http.get("/metrics")).text
-    assert 'headrace_routing_decisions_total{cause="request",plan="hand_over",reason="turn"} 1.0' in metrics
+    assert 'headrace_routing_decisions_total{cause="request",plan="hand_over",reason="handed over"} 1.0' in metrics
     assert 'headrace_prediction_ratio_count{quantity="computed_tokens"} 1.0' in metrics
     assert 'headrace_prediction_ratio_bucket{le="1.03",quantity="computed_tokens"} 1.0' in metrics
 

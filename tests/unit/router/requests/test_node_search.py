@@ -7,6 +7,8 @@ import pytest
 
 from headrace.wire.errors import NodeBusy, NodeLost, TransferBroken
 from headrace.wire.node_messages import LinkStatus, NodeStatus, Role
+from router.routing.plan import Policy
+from router.routing.policies.round_robin import RoundRobin
 from router.routing.reuse import MissRatioCurve, Reuse
 from tests.support.patience import PATIENCE_S
 from tests.support.router.candidates import AlwaysTheFirst
@@ -205,8 +207,10 @@ ANSWER = [5, 6, 7, 8]
 ASKS = 6
 
 
-async def start(start_router: StartRouter, cluster: FakeCluster, devices: dict[str, str]) -> Running:
-    running = await start_router(cluster, register=False)
+async def start(
+    start_router: StartRouter, cluster: FakeCluster, devices: dict[str, str], policy: Policy | None = None
+) -> Running:
+    running = await start_router(cluster, register=False, policy=policy)
     for info in cluster.infos():
         running.server.nodes.register(replace(info, device=devices[info.name]), node_status())
     return running
@@ -232,7 +236,7 @@ async def test_each_decode_node_is_served_by_prefill_nodes_of_its_kind(start_rou
 
 async def test_a_decode_node_without_a_prefill_node_of_its_kind_does_it_all(start_router: StartRouter):
     devices = {"p0": "cpu", "d0": "cuda", "d1": "cpu"}
-    running = await start(start_router, fake_cluster(ANSWER, decode=2), devices)
+    running = await start(start_router, fake_cluster(ANSWER, decode=2), devices, RoundRobin())
     paths = {await path_of_answer(running) for _ in range(ASKS)}
     assert {(path, decode) for path, _, decode in paths} == {("local", "d0"), ("remote", "d1")}
 
