@@ -60,14 +60,11 @@ class RightOfWay:
                 self._is_free.clear()
 
     def let_tokens_through(self) -> None:
-        """Has the event loop handle what it is given now while it is taken: tokens, which are to be sent at once.
+        """Has the event loop handle what it is given now, tokens, even if it is taken again before they are sent.
 
         Otherwise they would go out earlier or later by what else the engine's turn has to do.
         """
         self._free_turns = iter(range(TOKEN_TURNS))
-        if not self.is_free:  # wakes a loop that waits
-            self._is_free.set()
-            self._is_free.clear()
 
     def followed_by(self, loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
         """Has an event loop wait until it is free, whenever something has come to be handled; returns how to undo that.

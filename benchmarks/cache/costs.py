@@ -148,6 +148,7 @@ class IdleEngine:
 
     has_work = False
     host_share_s = math.inf
+    spare_s = 0.0
 
     def __init__(self) -> None:
         self.right_of_way = RightOfWay()

@@ -100,7 +100,7 @@ class Entry:
 class PrefixIndex:
     """Entries by key, block and checkpoint slot."""
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, *, num_blocks: int, block_size: int) -> None:
         self._block_size = block_size
         self._entries: KeyTable[Entry] = KeyTable()
         self._by_block: list[Entry | None] = [None] * num_blocks
@@ -116,6 +116,7 @@ class PrefixIndex:
         return self._entries[keys[found - 1]] if found else None
 
     def by_block(self, block: BlockId) -> Entry:
+        """The entry of a block. Raises CorruptCache if it has none."""
         entry = self._by_block[block]
         if entry is None:
             raise CorruptCache(f"block {block} is not in the index")

@@ -5,6 +5,7 @@ Python moves all entries of a dict each time as many were added as it had room f
 """
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Generic, TypeVar
 
 from headrace.cache.types import PrefixKey
@@ -43,7 +44,11 @@ class KeyTable(Generic[V]):
 
     def keys(self) -> list[PrefixKey]:
         """All keys, in any order; a copy."""
-        return [key for part in self.parts for key in part]
+        return list(chain.from_iterable(self.parts))
+
+    def keys_by_parts(self) -> Iterator[PrefixKey]:
+        """All keys, a part at a time; of those that are added or removed meanwhile some may come, and some not."""
+        return chain.from_iterable(map(list, self.parts))
 
     def values(self) -> Iterator[V]:
         """All values, in any order."""

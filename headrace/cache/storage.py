@@ -43,7 +43,7 @@ class Storage:
         self.slots = self.running
         if num_packed_slots:
             self.slots = StatePool(range(num_slots, num_slots + num_packed_slots), Ranked(self._rank))
-        self.index = PrefixIndex(num_blocks, block_size)
+        self.index = PrefixIndex(num_blocks=num_blocks, block_size=block_size)
         self.totals = CacheCounters()
 
     @property

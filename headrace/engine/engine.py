@@ -106,7 +106,7 @@ class Engine(EngineDrafts):
         Without overlap a step's own tokens are taken at once. Returns False if there was nothing to do.
         """
         # Answers wait for a step that is made while the device computes the one before.
-        way = self.right_of_way.taken() if self._overlap and self._keeps_answers_waiting else nullcontext()
+        way = self.right_of_way.taken() if self._keeps_answers_waiting else nullcontext()
         try:
             with way:
                 return self._step()

@@ -87,8 +87,9 @@ class KeyHolders:
         if known & nodes:
             self._drop(key, known, nodes)
 
-    def keys(self) -> list[PrefixKey]:
-        return self._masks.keys()
+    def __iter__(self) -> Iterator[PrefixKey]:
+        """All keys; of those that are added or removed meanwhile some may come, and some not."""
+        return self._masks.keys_by_parts()
 
     def _drop(self, key: PrefixKey, known: Mask, nodes: Mask) -> None:
         if left := known & ~nodes:
@@ -132,8 +133,8 @@ class CacheTable:
             return
         if not self._sweeping:
             self._sweeping, self._retired = self._retired, 0
-            both = [(holders, holders.keys()) for holders in (self.blocks, self.checkpoints)]
-            self._unswept = ((holders, key) for holders, keys in both for key in keys)
+            both = (self.blocks, self.checkpoints)  # nobody adds a bit that was given back to a key any more
+            self._unswept = ((holders, key) for holders in both for key in holders)
         num_swept = 0
         for holders, key in islice(self._unswept, SWEPT_AT_ONCE):
             holders.sweep(key, self._sweeping)

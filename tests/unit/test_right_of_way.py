@@ -97,8 +97,7 @@ async def test_an_engine_that_hangs_holds_the_loop_up_for_a_bounded_time() -> No
         assert engine.happened == [], "the loop went on although it was not given"
 
 
-@pytest.mark.parametrize("is_waiting", [False, True])
-async def test_tokens_go_through_while_it_is_taken(is_waiting: bool) -> None:
+async def test_tokens_go_through_while_it_is_taken() -> None:
     right_of_way, loop = RightOfWay(longest_s=PATIENCE_S), asyncio.get_running_loop()
     right_of_way.followed_by(loop)
     news, written = asyncio.Event(), loop.create_future()
@@ -110,16 +109,8 @@ async def test_tokens_go_through_while_it_is_taken(is_waiting: bool) -> None:
     feeding = asyncio.create_task(feed())
     await asyncio.sleep(0)
     with Engine(right_of_way) as engine:
-
-        def send() -> None:
-            right_of_way.let_tokens_through()
-            loop.call_soon_threadsafe(news.set)
-
-        if is_waiting:
-            later(send)
-            loop.call_soon(lambda: None)  # makes it wait
-        else:
-            send()
+        right_of_way.let_tokens_through()
+        loop.call_soon_threadsafe(news.set)
         await written
         assert engine.happened == []
     await feeding

@@ -145,6 +145,16 @@ def test_it_is_evicted_in_its_turn_however_often_it_was_used() -> None:
     assert rounds == REUSE_WORTHS[-1]
 
 
+def test_the_clock_goes_on_to_the_last_of_many_that_go_at_once() -> None:
+    order: Reused[BlockId] = Reused(10)
+    used(order, 0, times=1)
+    used(order, 1, times=2)
+    used(order, 2, times=3)
+    assert order.pop(2) == [0, 1]
+    used(order, 3, times=2)  # kept as long as the second one was, from now on; of the third's time less is left
+    assert order.pop(2) == [2, 3]
+
+
 def test_a_block_with_new_contents_has_been_used_by_nobody() -> None:
     order: Reused[BlockId] = Reused(10)
     used(order, 0, times=5)

@@ -127,7 +127,8 @@ async def test_tokens_that_a_step_brings_go_through_and_nothing_else_does() -> N
 
     def step_with_a_token() -> bool:
         did_something = step()
-        loop.deliver(happened.append, "token")
+        if not happened:
+            loop.deliver(happened.append, "token")
         return did_something
 
     engine.step = step_with_a_token
@@ -139,9 +140,10 @@ async def test_tokens_that_a_step_brings_go_through_and_nothing_else_does() -> N
         await answered.wait()
     await asyncio.to_thread(engine.begun.acquire, timeout=TIMEOUT_S)
     assert not happened
-    engine.may_end.release()
-    await asyncio.to_thread(engine.begun.acquire, timeout=TIMEOUT_S)
-    assert happened.count("through") == 1
+    for _ in range(2):
+        engine.may_end.release()
+        await asyncio.to_thread(engine.begun.acquire, timeout=TIMEOUT_S)
+    assert happened.count("through") == 1, "the second step brings nothing"
     await end(loop, engine)
 
 
