@@ -13,7 +13,7 @@ from rich.rule import Rule
 from rich.text import Text
 
 from deploy.api import Message, RouterApi
-from deploy.config import ClusterConfig, Overrides, cluster_from_options
+from deploy.config import ClusterConfig, cluster_config
 from deploy.runs import RunDirectory
 from deploy.show import report_table
 from deploy.stop_request import StopRequest
@@ -121,4 +121,6 @@ def shortened(text: str) -> Text:
 
 
 def _demo_cluster() -> ClusterConfig:
-    return cluster_from_options(None, Overrides(model=MODEL, name="demo", port=0))
+    """Roles are fixed, so that prompts are handed over: nodes that have nothing else to do would not need that."""
+    data = {"model": str(MODEL), "name": "demo", "router": {"port": 0, "roles": "fixed"}}
+    return cluster_config(data, source="demo", base=MODEL)

@@ -115,7 +115,7 @@ class RouterConfig(HttpLimits, ParseLimits, StoredLimits):
     chat_template: Path | None = None
     name: str = ""
     generation_config: Literal["model", "none"] = "model"
-    roles: Literal["fixed", "elastic"] = "fixed"
+    roles: Literal["fixed", "elastic"] = "elastic"
     role_planner: bool = False
     role_window_s: float = 60.0
     policy: str = "predicted"

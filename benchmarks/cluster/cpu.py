@@ -159,13 +159,13 @@ def fetching(
     new: int = 24,
 ) -> None:
     """A chat with fetching on and off; `answer` and `new` are tokens a turn, of the model and of the user."""
-    engine = {"cache_bytes": 256 << 20, "threads": 1}
+    engine, router = {"cache_bytes": 256 << 20, "threads": 1}, {"heartbeat_s": 1.0, "roles": "fixed"}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         clusters = []
         for is_enabled in (True, False):
             nodes = prefill_and_decode(engine, prefill={"fetch_from_others": {"enabled": is_enabled}})
             path = Path(folder) / f"fetching-{is_enabled}"
-            clusters.append(stack.enter_context(Processes(path, model, nodes, router={"heartbeat_s": 1.0})))
+            clusters.append(stack.enter_context(Processes(path, model, nodes, router=router)))
         for cluster in clusters:
             cluster.wait_ready(time.perf_counter() + START_TIMEOUT_S)
         pairs = [[chat(each.url, turns, answer, new, seed) for each in clusters] for seed in range(rounds + 1)]

@@ -32,7 +32,7 @@ from benchmarks.timing import table_header, table_row, verdict
 START_TIMEOUT_S = 150.0
 WARM_UPS, ROUNDS = 2, 7
 BLOCK = 16
-ROUTER = {"max_concurrent": 256, "heartbeat_s": 1.0}
+ROUTER = {"max_concurrent": 256, "heartbeat_s": 1.0, "roles": "fixed"}
 BY_DEFAULT = "fetching-by-default"
 HEADER = table_header("work", "one GPU", "1 prefill + 1 decode", "vLLM 0.26: one / 1P1D", "to reach", "")
 

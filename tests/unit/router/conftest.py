@@ -58,7 +58,13 @@ async def start_router(model_folder: Path) -> AsyncIterator[StartRouter]:
             **settings: object,
         ) -> Running:
             # Fake nodes send no heartbeats: they live for 3 x 60 s.
-            defaults = {"port": 0, "control_port": 0, "heartbeat_s": 60.0, "shutdown_grace_s": 2.0}
+            defaults = {
+                "port": 0,
+                "control_port": 0,
+                "heartbeat_s": 60.0,
+                "shutdown_grace_s": 2.0,
+                "roles": "fixed",  # so that the shortest prompt is handed over
+            }
             server = RouterServer(
                 RouterConfig(model_folder, **(defaults | settings)),
                 connect_to=cluster.connect,

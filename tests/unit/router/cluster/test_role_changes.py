@@ -51,4 +51,4 @@ async def test_without_the_setting_roles_stay(start_router: StartRouter) -> None
 )
 def test_a_planner_that_could_not_work_is_refused(model_folder, settings: dict[str, object], fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
-        RouterConfig(model_folder, **{"role_planner": True} | settings)
+        RouterConfig(model_folder, **{"role_planner": True, "roles": "fixed"} | settings)
