@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -206,13 +206,26 @@ def cluster_from_options(file: Path | None, overrides: Overrides) -> ClusterConf
     return cluster_config(data, source=source, base=base)
 
 
+ON_GPU = {"node.engine.max_step_tokens": 8192, "node.engine.max_running": 256, "placement.num_gpus": 1}
+"""Settings that `--device cuda` adds, unless the file has them: the engine's own defaults suit a CPU."""
+
+
 def _place(data: dict[str, Any], role: str, device: str) -> None:
-    """Puts the nodes of a role on this device; on GPUs each has one of its own, unless the file says otherwise."""
+    """Puts the nodes of a role on this device."""
     override(data, f"{role}.node.engine.device", device)
-    group = data[role]
-    placement = group.get("placement") if isinstance(group, Mapping) else None
-    if device == "cpu" or not isinstance(placement, Mapping) or not placement.get("num_gpus"):
-        override(data, f"{role}.placement.num_gpus", int(device == "cuda"))
+    if device == "cpu":
+        override(data, f"{role}.placement.num_gpus", 0)
+        return
+    for path, value in ON_GPU.items():
+        if not _value_at(data, (role, *path.split("."))):
+            override(data, f"{role}.{path}", value)
+
+
+def _value_at(data: object, path: Iterable[str]) -> object:
+    """The value of a file at `path`; None if there is none."""
+    for part in path:
+        data = data.get(part) if isinstance(data, Mapping) else None
+    return data
 
 
 _NODE_KEYS = ("name", "role", "model_path", "router_addresses", "host", "port", "tls")
@@ -250,9 +263,7 @@ def _derived_faults(data: Mapping[str, Any]) -> Iterator[str]:
     if data.get("model") is None:
         yield "model is missing: give the checkpoint's folder, in the cluster file or as --model"
     for section, keys in _DERIVED.items():
-        inner: Any = data
-        for part in section:
-            inner = inner.get(part) if isinstance(inner, Mapping) else None
+        inner = _value_at(data, section)
         for key in keys:
             if isinstance(inner, Mapping) and key in inner:
                 remedy = (

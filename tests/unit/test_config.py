@@ -22,7 +22,7 @@ REQUIRED: dict[str, dict[str, Any]] = {
         "decode": {"count": 1, "node": NODE},
         "both": {"count": 0, "node": NODE},
     },
-    "Routers": {"model_path": MODEL, "control_port": 9000},
+    "Routers": {"model_path": MODEL, "control_port": 9000, "roles": "fixed"},  # which the planner of roles is for
     "NodeGroup": {"node": NODE, "count": 1},
     "NodeConfig": NODE,
     "ApiKey": {"hash": "0" * 64},

@@ -46,7 +46,7 @@ def test_nodes_that_do_both_replace_the_pair_that_a_cluster_has_by_default():
     assert counts(load(both={"count": 2})) == (0, 0, 2)
     assert counts(load(both={"count": 2}, decode={"count": 3})) == (0, 3, 2)
     assert counts(load(prefill={"count": 0})) == (0, 1, 0)
-    assert counts(load(decode={"count": 0}, router={"roles": "elastic"})) == (1, 0, 0)
+    assert counts(load(decode={"count": 0})) == (1, 0, 0), "which decodes, too"
 
 
 def test_the_nodes_of_a_group_start_in_its_role():
@@ -65,11 +65,14 @@ def test_nodes_on_gpus_have_one_each_unless_the_file_says_otherwise(tmp_path):
     assert devices(load()) == {("cpu", 0)}
     assert devices(cluster_from_options(None, Overrides(model=Path(MODEL), device="cuda"))) == {("cuda", 1)}
     file = tmp_path / "cluster.yaml"
-    shared = {"placement": {"num_cpus": 2, "num_gpus": 0.5}, "node": {"engine": {"device": "cuda:1", "threads": 3}}}
-    file.write_text(yaml.safe_dump({"model": MODEL, "prefill": shared, "decode": None}))
+    engine = {"device": "cuda:1", "threads": 3, "max_step_tokens": 512}
+    prefill = {"placement": {"num_cpus": 2, "num_gpus": 0.5}, "node": {"engine": engine}}
+    file.write_text(yaml.safe_dump({"model": MODEL, "prefill": prefill, "decode": None}))
     on_gpus = cluster_from_options(file, Overrides(device="cuda"))
     assert devices(on_gpus) == {("cuda", 0.5), ("cuda", 1)}
     assert (on_gpus.prefill.node.engine.threads, on_gpus.prefill.placement.num_cpus) == (3, 2)
+    engines = (on_gpus.prefill.node.engine, on_gpus.decode.node.engine)
+    assert [(each.max_step_tokens, each.max_running) for each in engines] == [(512, 256), (8192, 256)]
     assert devices(cluster_from_options(file, Overrides(device="cpu"))) == {("cpu", 0)}
 
 
@@ -115,7 +118,10 @@ def test_the_ports_of_several_routers_are_all_different():
         ({"router": {"port": "abc"}}, "c.yaml: router.port 'abc': must be a whole number"),
         ({"decode": [1]}, "c.yaml: decode [1]: must be a mapping of keys to values"),
         ({"prefill": {"count": -1}}, "c.yaml: prefill.count -1: must be at least 0"),
-        ({"decode": {"count": 0}}, "c.yaml: decode.count 0: no node would decode; give one here or in both"),
+        (
+            {"decode": {"count": 0}, "router": {"roles": "fixed"}},
+            "c.yaml: decode.count 0: no node would decode; give one here or in both, or make router.roles elastic",
+        ),
         ({"decode": {"count": 0}, "prefill": {"count": 0}}, "c.yaml: decode.count 0: a cluster needs a node"),
         ({"both": {"node": {"role": "decode"}}}, "c.yaml: both.node.role: set at start for each node; remove it"),
         (

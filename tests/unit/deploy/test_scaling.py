@@ -15,7 +15,8 @@ RUNNING = ("p0", "d0", "d2", "n0")
 @pytest.fixture
 def config() -> ClusterConfig:
     counts = {"prefill": {"count": 1}, "decode": {"count": 2}, "both": {"count": 1}}
-    return cluster_config({"model": str(MODEL), **counts}, source="test", base=MODEL.parent)
+    data = {"model": str(MODEL), "router": {"roles": "fixed"}, **counts}
+    return cluster_config(data, source="test", base=MODEL.parent)
 
 
 def names(added) -> list[str]:
