@@ -73,7 +73,9 @@ def test_a_cluster_in_the_background_from_up_to_down(shell):
 
 
 def test_undivided_nodes_in_the_foreground_change_roles_and_stop_at_ctrl_c(shell):
-    process = shell.start("up", "--model", MODEL, "--port", 0, "--both", 2)
+    file = shell.folder / "cluster.yaml"
+    file.write_text(f"model: {MODEL}\nrouter: {{port: 0, roles: fixed}}\n")
+    process = shell.start("up", "-c", file, "--both", 2)
     until(lambda: list(shell.state.glob("*.json")) and shell.record()["urls"], START_S, "the cluster is ready")
     url = shell.record()["urls"][0]
     assert {name: node["role"] for name, node in nodes_of(url).items()} == {"n0": "both", "n1": "both"}

@@ -59,7 +59,7 @@ def test_two_hosts_answer_like_transformers(family: str, tiny_checkpoint, tmp_pa
         router = start(
             left,
             "router",
-            RouterConfig(model, host=left.address, port=0, control_host=left.address, control_port=0),
+            RouterConfig(model, host=left.address, port=0, control_host=left.address, control_port=0, roles="fixed"),
         )
         start(left, "p0", NodeConfig(**node(left, "p0"), role="prefill"))
         start(right, "d0", NodeConfig(**node(right, "d0"), role="decode", local_prefill=ALWAYS_REMOTE))
