@@ -19,7 +19,7 @@ class Claim:
     hit             what the prompt matched, limited to what it was allowed to reuse
     reused_tokens   tokens that need neither computing nor receiving
     branch_point    where the prompt left a known prefix that has no checkpoint: its prefill should leave one
-    tail            deepest index entry known for its tokens (the cache's own book-keeping)
+    deepest_entry   deepest index entry known for its tokens (the cache's own book-keeping)
     primary_tokens  position of the deepest known primary checkpoint of its prefix
     checkpoints     those on its prefix, found or published, by position; some may be gone again
     num_reserved    slots reserved for further checkpoints
@@ -32,7 +32,7 @@ class Claim:
     hit: PrefixHit
     reused_tokens: int
     branch_point: int | None
-    tail: Entry | None
+    deepest_entry: Entry | None
     primary_tokens: int
     resumed: Checkpoint | None
     checkpoints: list[Checkpoint] = field(default_factory=list)
@@ -60,11 +60,11 @@ class Claim:
 class Hold:
     """A lease's references to a checkpoint and the blocks below it, which keep them from eviction.
 
-    `tail` is the index entry of the last block (the cache's own book-keeping).
+    `last_entry` is the index entry of the last block (the cache's own book-keeping).
     """
 
     block_ids: list[BlockId]
-    tail: Entry
+    last_entry: Entry
     checkpoint: Checkpoint
     released: bool = False
 

@@ -96,9 +96,9 @@ class PrefixCache:
         storage = self._storage
         hit = self.match(keys, max_tokens=max_reuse_tokens)
         reused_tokens = hit_policy.reusable_tokens(hit)
-        tail = self._entry_at(keys, reused_tokens)
+        deepest = self._entry_at(keys, reused_tokens)
         source = self._checkpoint_at(keys, hit_policy.resume_tokens(hit))
-        shared = _blocks_through(tail)
+        shared = _blocks_through(deepest)
         num_new = max(0, self._num_blocks(num_tokens) - len(shared))
         num_wanted = num_new + min_blocks_left
         if storage.blocks.capacity(keeping=shared) < num_wanted or not self._slots.has_room(source):
@@ -120,10 +120,10 @@ class PrefixCache:
             hit=hit,
             reused_tokens=reused_tokens,
             branch_point=branch_point,
-            tail=tail,
+            deepest_entry=deepest,
             primary_tokens=hit.state_tokens,
             resumed=source,
-            checkpoints=_checkpoints_through(tail),
+            checkpoints=_checkpoints_through(deepest),
         )
 
     def count_fetched(self, claim: Claim, num_tokens: int, *, max_reuse_tokens: int) -> None:
@@ -157,7 +157,7 @@ class PrefixCache:
         """Ends a request at any time: gives back all that `claim` holds. Raises NotHeld the second time."""
         claim.require_held()
         claim.released = True
-        self._storage.drop_blocks(claim.block_ids, claim.tail)
+        self._storage.drop_blocks(claim.block_ids, claim.deepest_entry)
         self._storage.running.drop(claim.slot)
         if claim.source is not None:
             self._storage.slots.drop(claim.source.slot)
@@ -178,18 +178,18 @@ class PrefixCache:
                 f"{num_computed_tokens} computed tokens fill {num_full} blocks, "
                 f"but the claim has {len(claim.block_ids)} blocks and {len(keys)} keys"
             )
-        storage, tail = self._storage, claim.tail
-        if tail is not None and tail.indexed and tail.num_tokens == num_full * self.block_size:
+        storage, deepest = self._storage, claim.deepest_entry
+        if deepest is not None and deepest.indexed and deepest.num_tokens == num_full * self.block_size:
             return  # as for most tokens
         # Another request's block above ours was evicted, and ours were forgotten with it: publish them again.
-        while tail is not None and not tail.indexed:
-            tail = tail.parent
-        position = storage.depth(tail)
+        while deepest is not None and not deepest.indexed:
+            deepest = deepest.parent
+        position = storage.depth(deepest)
         while position < num_full and (known := storage.index.get(keys[position])) is not None:
-            tail, position = known, position + 1
+            deepest, position = known, position + 1
         if position < num_full:  # a key that follows on an unknown one is unknown, too
-            tail = storage.index_blocks(keys[position:num_full], tail, claim.block_ids[position:num_full])
-        claim.tail = tail
+            deepest = storage.index_blocks(keys[position:num_full], deepest, claim.block_ids[position:num_full])
+        claim.deepest_entry = deepest
 
     def reserve_slot(self, claim: Claim, tier: Tier = PRIMARY) -> SlotId | None:
         """A slot for a checkpoint that a kernel will emit; owned by the caller until published or given back.
@@ -272,19 +272,19 @@ class PrefixCache:
 
     def hold_checkpoint(self, checkpoint: Checkpoint) -> Hold | None:
         """References to a checkpoint and the blocks below it, for a node that resumes from it; None if it is gone."""
-        tail = self._storage.index.find(checkpoint)
-        if tail is None:
+        last = self._storage.index.find(checkpoint)
+        if last is None:
             return None
-        block_ids = _blocks_through(tail)
+        block_ids = _blocks_through(last)
         self._storage.blocks.acquire(*block_ids)
         self._resume_from(checkpoint)
-        return Hold(block_ids, tail, checkpoint)
+        return Hold(block_ids, last, checkpoint)
 
     def drop(self, hold: Hold) -> None:
         """Give back what `hold` refers to. Raises NotHeld the second time."""
         hold.require_held()
         hold.released = True
-        self._storage.drop_blocks(hold.block_ids, hold.tail)
+        self._storage.drop_blocks(hold.block_ids, hold.last_entry)
         self._storage.slots.drop(hold.checkpoint.slot)
 
     # Looking inside
@@ -362,15 +362,15 @@ class PrefixCache:
         totals.branch_points += branch_point is not None
 
 
-def _checkpoints_through(tail: Entry | None) -> list[Checkpoint]:
+def _checkpoints_through(last: Entry | None) -> list[Checkpoint]:
     """The checkpoints of a prefix in order."""
-    found = [] if tail is None else [entry.checkpoint for entry in tail.upward() if entry.checkpoint is not None]
+    found = [] if last is None else [entry.checkpoint for entry in last.upward() if entry.checkpoint is not None]
     found.reverse()
     return found
 
 
-def _blocks_through(tail: Entry | None) -> list[BlockId]:
-    """The indexed blocks of a prefix in order, `tail`'s the last."""
-    block_ids = [] if tail is None else [entry.block for entry in tail.upward()]
+def _blocks_through(last: Entry | None) -> list[BlockId]:
+    """The indexed blocks of a prefix in order, that of `last` at the end."""
+    block_ids = [] if last is None else [entry.block for entry in last.upward()]
     block_ids.reverse()
     return block_ids

@@ -40,7 +40,7 @@ def forget_unproven(storage: Storage, claim: Claim) -> bool:
 
 def _entries(claim: Claim, block_size: int) -> Iterator[Entry]:
     """The entries of its prefix that are of its own blocks, or of those it shares, the deepest first."""
-    entry = claim.tail
+    entry = claim.deepest_entry
     while entry is not None:
         if entry.block == claim.block_ids[entry.num_tokens // block_size - 1]:
             yield entry

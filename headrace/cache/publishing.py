@@ -134,7 +134,8 @@ class Publisher:
         num_computed, size = sequence.num_computed, self._cache.block_size
         if chunk.tail is None or chunk.tail.written == num_computed:
             self._cache.state_written(claim)
-        is_found = claim.tail is None or claim.tail.indexed  # else its blocks were forgotten with one above them
+        deepest = claim.deepest_entry
+        is_found = deepest is None or deepest.indexed  # else its blocks were forgotten with one above them
         if is_found and num_computed % size and num_computed // size == chunk.span.start // size:
             return  # no block is full that was not, as behind most tokens of an answer
         self.publish_blocks(sequence)

@@ -150,17 +150,17 @@ class Storage:
 
     # References
 
-    def drop_blocks(self, block_ids: Sequence[BlockId], tail: Entry | None) -> None:
-        """Give back the blocks of one request, the last one first; `tail` is the deepest entry of its prefix.
+    def drop_blocks(self, block_ids: Sequence[BlockId], deepest: Entry | None) -> None:
+        """Give back the blocks of one request, the last one first; `deepest` is the deepest entry of its prefix.
 
         What is indexed for the same prefix is touched in the same order, whosever block it is.
         """
-        blocks, num_known = self.blocks, self.depth(tail)
+        blocks, num_known = self.blocks, self.depth(deepest)
         blocks.drop(*reversed(block_ids[num_known:]))
-        if tail is None:
+        if deepest is None:
             return
         own: list[BlockId] = []
-        for block, entry in zip(reversed(block_ids[:num_known]), tail.upward(), strict=True):
+        for block, entry in zip(reversed(block_ids[:num_known]), deepest.upward(), strict=True):
             own.append(block)
             if entry.block != block and entry.indexed:
                 blocks.drop(*own)
