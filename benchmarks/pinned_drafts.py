@@ -37,7 +37,7 @@ def tokens_a_step(num_drafts: int) -> float:
 
 
 class RightDrafts:
-    """Numbers of right drafts, one a check, shuffled: of every CYCLE checks the shares have exactly their parts."""
+    """Numbers of accepted drafts, one a check, shuffled: of every CYCLE checks the shares have exactly their parts."""
 
     def __init__(self, shares: Sequence[float]) -> None:
         """`shares` of checks in which at least the first draft is right, the first two, and so on."""
@@ -72,7 +72,7 @@ class PinnedDrafts:
         return replace(launched, drawn=Drawn(launched.logits, ids[: len(draws)], [draw for _, draw in draws]))
 
     def _overwritten(self, inputs: Sequence[SequenceInput], rows: list[int]) -> Tensor:
-        """The drawn tokens, of which those at right drafts are these, and each next one is not its draft.
+        """The drawn tokens, of which those at accepted drafts are these, and each next one is not its draft.
 
         rows   the logit row of each draw
 

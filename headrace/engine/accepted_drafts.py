@@ -1,4 +1,4 @@
-"""A step's new tokens, right drafts among them: which count, and what their states leave in the cache. No torch."""
+"""A step's new tokens, accepted drafts among them: which count, and what their states leave in the cache. No torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.engine.stopping import StopRules
 from headrace.request import FinishReason
 
 
-def num_right(drawn: SequenceOf[int], drafts: SequenceOf[int]) -> int:
+def num_accepted(drawn: SequenceOf[int], drafts: SequenceOf[int]) -> int:
     """Leading drafts that are the token drawn in their place."""
     number = 0
     for token_id, draft in zip(drawn, drafts, strict=False):

@@ -1,6 +1,6 @@
 """Drafts made ahead: the MTP layer's passes behind a step whose tokens the host does not know yet, mostly a check.
 
-How many of the check's drafts are right says where the next ones begin. A captured pass finds that on the device, so
+How many of the check's drafts are accepted says where the next ones begin. A captured pass finds that on the device, so
 that the layer drafts, and the next check follows, while the host takes the tokens and accounts for them.
 
 Legend    B sequences of a captured size, T tokens of each in a check at most, K = T - 1 drafts
@@ -40,7 +40,7 @@ class CheckedSequence(NamedTuple):
         return self.entry.block_ids
 
     def num_tokens(self, num_drafts: int) -> int:
-        """Tokens that passes may reach: if all drafts so far are right, and so many are made behind them."""
+        """Tokens that passes may reach: if all drafts so far are accepted, and so many are made behind them."""
         return min(self.num_covered, self.entry.end_at_most + num_drafts)
 
 
@@ -102,17 +102,17 @@ class FutureDrafts(Sequence[int]):
 class CheckedStarts:
     """Inputs of the captured pass that finds where drafts begin: tensors at fixed addresses, filled by one kernel.
 
-    A sequence may have had no drafts, or stand behind the check before, whose right drafts were counted here, too.
+    A sequence may have had no drafts, or stand behind the check before, whose accepted drafts were counted here, too.
     """
 
     def __init__(self, sources: CheckSources, memory: CacheMemory) -> None:
         """`sources`: the tokens of the last launch, the drafts that it may have been about, and where the number of
-        right ones is kept."""
+        accepted ones is kept."""
         self._sources = sources
         self._ring = memory.num_slots, memory.tail_places
         most, K = sources.drafted.shape
         padding = np.zeros(len(StartField) + 2 * K, dtype=np.int64)  # numbers, drafts, and places in `drafted`, or -1
-        padding[[StartField.RIGHT, StartField.RING_ROW]] = padding[-K:] = PAD_SLOT
+        padding[[StartField.COUNTED_AT, StartField.RING_ROW]] = padding[-K:] = PAD_SLOT
         self._padding = padding
         self._fields = torch.from_numpy(padding).to(memory.device).repeat(most, 1)
 
@@ -124,9 +124,9 @@ class CheckedStarts:
         for row, start in enumerate(starts):
             entry, behind = start.entry, start.entry.behind
             assert entry.tail is not None, "a model with an MTP layer keeps tails"
-            num_drafts, right = len(entry.tokens) - 1, PAD_SLOT if behind is None else behind.row
+            num_drafts, counted_at = len(entry.tokens) - 1, PAD_SLOT if behind is None else behind.row
             numbers.append(  # in the order of `StartField`
-                (start.first_draw, entry.start, num_drafts, start.num_covered, num_passes, right, entry.tail.row)
+                (start.first_draw, entry.start, num_drafts, start.num_covered, num_passes, counted_at, entry.tail.row)
             )
             if entry.future_drafts is not None:
                 future_rows[row] = entry.future_drafts
@@ -145,6 +145,6 @@ class CheckedStarts:
     def find(self, starts: DraftStarts) -> None:
         """Writes to `starts` where the drafts of the first loaded sequences begin, as many as it has rows.
 
-        Counts the right drafts of each in `num_right`, for the next check.
+        Counts the accepted drafts of each in `num_accepted`, for the next check.
         """
         find_draft_starts(self._fields[: len(starts.tokens)], self._sources, self._ring, starts)

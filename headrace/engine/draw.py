@@ -21,7 +21,7 @@ class Draw(NamedTuple):
     bias_row     its sequence's row in the device's `TokenBiases`; None: no biases
     banned_after  (p, id): the id may not be drawn if the token before it, draw `pending` of the last launch, is p
     mask_row     its row in the step's masks, which refuse what its grammar does not allow; None: no grammar
-    behind       the check that it stands behind: `position` is further on by as many tokens as drafts were right there
+    behind       the check that it stands behind: `position` is further on by as many tokens as that accepts drafts
     """
 
     sampling: Sampling

@@ -219,14 +219,14 @@ class ModelRunner:
         there are some."""
         if self._sources is None or all(entry.future_drafts is None and entry.behind is None for entry in inputs):
             return inputs
-        drawn, made, num_right = (each.tolist() for each in self._sources)
+        drawn, made, num_accepted = (each.tolist() for each in self._sources)
         known = []
         for entry in inputs:
             first_draw = entry.future_token
             if entry.behind is not None:
-                right = num_right[entry.behind.row]
-                entry = known_place(entry, right, self.memory.tail_places // 2)
-                first_draw = None if first_draw is None else first_draw + right
+                accepted = num_accepted[entry.behind.row]
+                entry = known_place(entry, accepted, self.memory.tail_places // 2)
+                first_draw = None if first_draw is None else first_draw + accepted
             if first_draw is not None or entry.future_drafts is not None:
                 newest = entry.tokens[0] if first_draw is None else drawn[first_draw]
                 drafts = entry.tokens[1:] if entry.future_drafts is None else made[entry.future_drafts]
@@ -289,7 +289,7 @@ class ModelRunner:
         """
         rows, wanted = [row for row, _ in draws], [draw for _, draw in draws]
         ids = self._drawn[: len(draws)]
-        num_right = None if self._sources is None else self._sources.num_right
+        num_accepted = None if self._sources is None else self._sources.num_accepted
         are_greedy = all(draw.is_greedy for draw in wanted)
         bans = None  # found before the step overwrites the tokens that they depend on
         if not are_greedy:
@@ -300,7 +300,7 @@ class ModelRunner:
             scores = [self._score(hidden, prompt_rows) for prompt_rows in scored]
             logits = self.model.logits(hidden.index_select(0, upload_values(rows, hidden.device)))
             masks = self._masks(wait_for_masks)
-            ids.copy_(choose(logits, wanted, self.token_counts, self.token_biases, bans, masks, num_right))
+            ids.copy_(choose(logits, wanted, self.token_counts, self.token_biases, bans, masks, num_accepted))
             return Launched(logits, Drawn(logits, ids, wanted), scores)
         replayed = self._graphs.run(inputs)
         logits = self.forward(inputs) if replayed is None else self._logits(replayed.logits)
@@ -310,7 +310,7 @@ class ModelRunner:
         are_drawn = replayed is not None and replayed.is_drawn and drawn_from is logits
         if draws and not (are_drawn and are_greedy):
             masks = self._masks(wait_for_masks)
-            ids.copy_(choose(drawn_from, wanted, self.token_counts, self.token_biases, bans, masks, num_right))
+            ids.copy_(choose(drawn_from, wanted, self.token_counts, self.token_biases, bans, masks, num_accepted))
         return Launched(logits, Drawn(drawn_from, ids, wanted), [])
 
     @torch.inference_mode()

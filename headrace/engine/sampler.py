@@ -60,13 +60,13 @@ def choose(
     token_biases: TokenBiases,
     bans: PendingBans | None = None,
     masks: Tensor | None = None,
-    num_right: Tensor | None = None,
+    num_accepted: Tensor | None = None,
 ) -> Tensor:
     """The drawn ids, int64 [N], on the logits' device; `token_counts` advance by them. Waits for nothing on a GPU.
 
     Logits [N, V], N = len(draws); not changed. Only rows whose draw is not greedy are made float32. Biases come first,
     then penalties, then bans, then masks: one for each draw with a `mask_row`, in order, as `mask_tokens` takes them.
-    `num_right` int64: see `CheckSources`, for draws behind a check.
+    `num_accepted` int64: see `CheckSources`, for draws behind a check.
     """
     device = logits.rows.device
     # Zeros, as a rehearsal for the compiler launches no kernel and yet counts what was chosen.
@@ -78,7 +78,7 @@ def choose(
         index = upload_values(others, device)
         adjusted = logits.in_float32(index)
         other_draws = [draws[row] for row in others]
-        chosen[index] = _choose(adjusted, other_draws, token_counts, token_biases, bans, masks, num_right)
+        chosen[index] = _choose(adjusted, other_draws, token_counts, token_biases, bans, masks, num_accepted)
     return chosen
 
 
@@ -89,7 +89,7 @@ def _choose(
     token_biases: TokenBiases,
     bans: PendingBans | None,
     masks: Tensor | None,
-    num_right: Tensor | None,
+    num_accepted: Tensor | None,
 ) -> Tensor:
     """As `choose`, of float32 logits, which are changed in place."""
     device = adjusted.device
@@ -117,7 +117,7 @@ def _choose(
         argmax(adjusted, chosen)
     if random_rows:
         index = upload_values(random_rows, device)
-        settings_N4, numbers = _settings([draws[row] for row in random_rows], device, num_right)
+        settings_N4, numbers = _settings([draws[row] for row in random_rows], device, num_accepted)
         are_all = len(random_rows) == len(draws)  # then no copy, of a megabyte a row
         chosen[index] = draw_tokens(adjusted if are_all else adjusted[index], settings_N4, numbers)
     if penalised:
@@ -184,11 +184,11 @@ class Drawn:
         return before.arrived.elapsed_time(self.arrived) / 1000
 
 
-def _settings(draws: Sequence[Draw], device: torch.device, num_right: Tensor | None) -> tuple[Tensor, Tensor]:
+def _settings(draws: Sequence[Draw], device: torch.device, num_accepted: Tensor | None) -> tuple[Tensor, Tensor]:
     """The inputs of `draw_tokens`: [N, 4] temperature, top_k, top_p, min_p, and a uniform number [N] each."""
     if any(draw.behind is not None for draw in draws):
-        assert num_right is not None
-        return _settings_behind(draws, device, num_right)
+        assert num_accepted is not None
+        return _settings_behind(draws, device, num_accepted)
     rows = []
     for draw in draws:
         sampling = draw.sampling
@@ -198,7 +198,7 @@ def _settings(draws: Sequence[Draw], device: torch.device, num_right: Tensor | N
     return settings_N5[:, :4], settings_N5[:, 4]
 
 
-def _settings_behind(draws: Sequence[Draw], device: torch.device, num_right: Tensor) -> tuple[Tensor, Tensor]:
+def _settings_behind(draws: Sequence[Draw], device: torch.device, num_accepted: Tensor) -> tuple[Tensor, Tensor]:
     """As `_settings`: of a draw behind a check, the numbers of all positions that it may have, and then its own one."""
     most = max(draw.behind.num_drafts for draw in draws if draw.behind is not None)
     numbers: dict[tuple[int, int], float] = {}  # draws of a sequence share most of theirs
@@ -216,5 +216,5 @@ def _settings_behind(draws: Sequence[Draw], device: torch.device, num_right: Ten
         places.append(-1 if behind is None else behind.row)
     settings = upload_values(rows, device, torch.float64)
     place_N = upload_values(places, device)
-    right_N = torch.where(place_N >= 0, num_right[place_N.clamp(min=0)], 0)
-    return settings[:, :4], settings[:, 4:].gather(1, right_N[:, None])[:, 0]
+    accepted_N = torch.where(place_N >= 0, num_accepted[place_N.clamp(min=0)], 0)
+    return settings[:, :4], settings[:, 4:].gather(1, accepted_N[:, None])[:, 0]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from headrace.cache.checkpoints import CheckpointPolicy
 from headrace.cache.prefix_cache import PrefixCache
 from headrace.cache.publishing import ScheduledChunk
-from headrace.engine.accepted_drafts import append_new, keep_accepted, num_right
+from headrace.engine.accepted_drafts import append_new, keep_accepted, num_accepted
 from headrace.engine.drafting import Drafting
 from headrace.engine.failures import NanLogits, UnprovenPrefix, shape
 from headrace.engine.logprobs import PromptScores
@@ -225,8 +225,8 @@ class EngineTokens(EngineRequests):
             sequence.drafts = ()
         if is_running:
             token_ids = ids[first_draw : first_draw + 1 + chunk.num_drafts]
-            new = token_ids[: num_right(token_ids, drafts) + 1]
-            is_lost = NO_TOKEN in new  # perhaps as a right draft: the layer drafts it, too
+            new = token_ids[: num_accepted(token_ids, drafts) + 1]
+            is_lost = NO_TOKEN in new  # perhaps as an accepted draft: the layer drafts it, too
             if is_lost:
                 del new[new.index(NO_TOKEN) :]
             if new:
@@ -236,7 +236,7 @@ class EngineTokens(EngineRequests):
         self.cache.draft_slots.give_back(chunk.draft_slots)
 
     def _take_new(self, chunk: ScheduledChunk[Sequence], step: InFlight, token_ids: list[int]) -> None:
-        """Takes tokens that a check has drawn, right drafts among them, up to the one that ends the sequence."""
+        """Takes tokens that a check has drawn, accepted drafts among them, up to the one that ends the sequence."""
         sequence, first_draw = chunk.sequence, step.inputs.draw_index[chunk.sequence]
         self._prove(sequence)  # not what this step has written: NaN may stand behind these tokens
         num_taken, finish = append_new(sequence, token_ids, self._rules)

@@ -2,8 +2,8 @@
 
 Every sequence has T rows: its newest token, its drafts, and padding, which sees nothing and writes to the scratch block
 alone. The kernels of decodes run on them: a sequence's context and state are read once for all its rows. Where layers
-keep no tails, a state is written behind each row to a slot of its own. Places are found at the head of the pass: how
-many drafts of the check before were right may be known to the device alone (headrace/kernels/sampling/checked_rows.py).
+keep no tails, a state is written behind each row to a slot of its own. Places are found at the head of the pass: the
+device alone may know how many drafts the check before has accepted (headrace/kernels/sampling/checked_rows.py).
 
 Legend    B sequences, n of them real and the others padding; T rows of each; M blocks a sequence at most
 """
@@ -105,7 +105,7 @@ class VerifyInputs:
         is_written = tails[:, TailField.DST] >= 0
         fields[:, CheckField.WRITTEN] = np.where(is_written, base + tails[:, TailField.WRITTEN], PAD_SLOT)
         behind = [entry.behind or NOT_BEHIND for entry in inputs]
-        fields[:, CheckField.RIGHT] = [each.row for each in behind]
+        fields[:, CheckField.COUNTED_AT] = [each.row for each in behind]
         fields[:, CheckField.NEXT_SRC] = [each.slot for each in behind]
         fields[:, CheckField.NEXT_BASE] = [_or_pad(each.base) for each in behind]
         return fields

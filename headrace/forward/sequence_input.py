@@ -21,7 +21,7 @@ class SequenceInput:
     With a `tail`, `src_slot` has the state at its base, and `dst_slot` gets the one that the step writes, if any.
     Models with tails decode without one as if they began one: the row is the one with the number of `dst_slot`.
 
-    `behind` a check, all of it lies further on by as many tokens as drafts were right there, and `future_token` is the
+    `behind` a check, all of it lies further on by as many tokens as that accepts drafts, and `future_token` is the
     draw behind that check's newest token: those behind its drafts follow. `tail` is the one before that check, and a
     state is written where the step turns out to reach a place for one.
 
@@ -44,7 +44,7 @@ class SequenceInput:
     is_decode: bool = field(init=False)  # one new token of an answer
     has_drafts: bool = field(init=False)  # all rows with logits, and a tail, or slots for the states
     end: int = field(init=False)
-    end_at_most: int = field(init=False)  # end of its tokens if all drafts before them are right
+    end_at_most: int = field(init=False)  # end of its tokens if all drafts before them are accepted
 
     def __post_init__(self) -> None:
         num_tokens = len(self.tokens)
@@ -69,12 +69,12 @@ class SequenceInput:
                 raise ValueError(f"emit at {position} is not inside ({self.start}, {self.end})")
 
 
-def known_place(entry: SequenceInput, num_right: int, interval: int) -> SequenceInput:
-    """The input of a sequence behind a check of which `num_right` drafts are right; a state is written each `interval`
+def known_place(entry: SequenceInput, num_accepted: int, interval: int) -> SequenceInput:
+    """The input of a sequence behind a check that accepts `num_accepted` drafts; a state is written each `interval`
     tokens."""
     behind, tail = entry.behind, entry.tail
     assert behind is not None and tail is not None
-    start, src_slot, base = entry.start + num_right, entry.src_slot, tail.base
+    start, src_slot, base = entry.start + num_accepted, entry.src_slot, tail.base
     if behind.base is not None and behind.base <= start:
         src_slot, base = behind.slot, behind.base
     step = Tail(tail.row, base).step(ChunkSpan(start, start + len(entry.tokens)), interval)

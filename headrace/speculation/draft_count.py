@@ -33,7 +33,7 @@ LOOK_TURNS = 8
 """Turns until the number is chosen anew where nothing is drafted: choosing costs the host time, too."""
 
 FIRST_RATE, FIRST_TRIES = 0.7, 4.0
-"""Share of right drafts before anything is known, and the tries that it counts for."""
+"""Share of accepted drafts before anything is known, and the tries that it counts for."""
 OWN_TRIES, OWN_PRIOR_TRIES = 32, 4.0
 NODE_TRIES = 512
 """Tries that are remembered: a sequence goes from quoting to thinking within a sentence, a node's requests do not."""

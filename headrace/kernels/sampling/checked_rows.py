@@ -1,18 +1,18 @@
 """Rows of a captured check: each sequence's newest token and its drafts, where they lie, and what its tail does.
 
-A check may be launched before the host knows how many drafts of the one before were right. So its sequences come with
-the least place where they may begin, and the place they have is found here, at the head of the pass.
+A check may be launched before the host knows how many drafts of the one before were accepted. So its sequences come
+with the least place where they may begin, and the place they have is found here, at the head of the pass.
 
-    right     = num_right[RIGHT] if RIGHT >= 0 else 0
-    start     = START + right
+    accepted  = num_accepted[COUNTED_AT] if COUNTED_AT >= 0 else 0
+    start     = START + accepted
     position  = start + t of row t < LENGTH; its block and offset by the table
-    base      = NEXT_BASE if RIGHT >= 0 and 0 <= NEXT_BASE <= start else BASE, and the slot of the state accordingly
-    written   = the next multiple of the interval behind start if the rows reach it, where RIGHT >= 0; else WRITTEN
+    base      = NEXT_BASE if COUNTED_AT >= 0 and 0 <= NEXT_BASE <= start else BASE; the slot of the state accordingly
+    written   = the next multiple of the interval behind start if the rows reach it, where COUNTED_AT >= 0; else WRITTEN
 
-    token of row 0         drawn[DRAW + right] if DRAW >= 0 else the known one
+    token of row 0         drawn[DRAW + accepted] if DRAW >= 0 else the known one
     token of another row   drafted[future] if future >= 0 else the known one
 
-Shapes    fields [B, a `CheckField` each] int32, known and future [B * T] int64, drawn, drafted and num_right int64,
+Shapes    fields [B, a `CheckField` each] int32, known and future [B * T] int64, drawn, drafted and num_accepted int64,
           table [B, M] int32, contiguous in its rows. Returned: tokens, positions, blocks and offsets [B * T] int64,
           contexts [B * T] int32, sources [B] int64, tails [B, 6] int32 (headrace/kernels/lib/tails.py)
 Contract  B * T is a multiple of B. A row that is not its sequence's sees nothing and goes to the scratch block; a
@@ -40,14 +40,14 @@ class CheckField(IntEnum):
     LENGTH = 0  # rows that are its own
     START = 1  # place of its first row, or the least that it may have
     DRAW = 2  # index of the draw that is its newest token, or of the first that may be; -1: it is known
-    RIGHT = 3  # where the number of right drafts before it is counted; -1: it begins at START
+    COUNTED_AT = 3  # row of `num_accepted` with the drafts accepted before it; -1: it begins at START
     SRC = 4  # slot of the state at BASE; -1: a state of zeros
     BASE = 5  # tokens before that state
     NEXT_SRC = 6  # the state that the check before has written, and the tokens before it
     NEXT_BASE = 7  # -1: it has written none
     DST = 8  # slot of the state to write
     ROW = 9  # of the ring
-    WRITTEN = 10  # tokens before the state to write; -1: none. Found here where RIGHT is given
+    WRITTEN = 10  # tokens before the state to write; -1: none. Found here where COUNTED_AT is given
 
 
 class CheckedRows(NamedTuple):
@@ -65,14 +65,14 @@ class CheckedRows(NamedTuple):
 class CheckSources(NamedTuple):
     """Sources of the tokens and places of a check that the host does not know.
 
-    drawn      int64 [draws]: the last launch's tokens
-    drafted    int64 [rows, K]: the drafts that the layer made last
-    num_right  int64 [rows]: how many drafts of the last check were right
+    drawn         int64 [draws]: the last launch's tokens
+    drafted       int64 [rows, K]: the drafts that the layer made last
+    num_accepted  int64 [rows]: how many drafts of the last check were accepted
     """
 
     drawn: Tensor
     drafted: Tensor
-    num_right: Tensor
+    num_accepted: Tensor
 
 
 def place_checked_rows(
@@ -95,9 +95,9 @@ def place_checked_rows_torch(
     block_size, scratch_block, num_places = sizes
     column = fields.long().unbind(1)
     B, T = len(fields), len(known) // len(fields)
-    is_behind = column[CheckField.RIGHT] >= 0
-    right = torch.where(is_behind, sources.num_right[column[CheckField.RIGHT].clamp(min=0)], 0)
-    start, length = column[CheckField.START] + right, column[CheckField.LENGTH]
+    is_behind = column[CheckField.COUNTED_AT] >= 0
+    accepted = torch.where(is_behind, sources.num_accepted[column[CheckField.COUNTED_AT].clamp(min=0)], 0)
+    start, length = column[CheckField.START] + accepted, column[CheckField.LENGTH]
     row_T = torch.arange(T, device=fields.device)
     is_own = row_T < length[:, None]
     positions = torch.where(is_own, start[:, None] + row_T, 0)
@@ -105,7 +105,7 @@ def place_checked_rows_torch(
     drafts = sources.drafted.view(-1)[future.clamp(min=0)]
     tokens = torch.where(future >= 0, drafts, known).view(B, T).clone()
     draw = column[CheckField.DRAW]
-    tokens[:, 0] = torch.where(draw >= 0, sources.drawn[(draw + right).clamp(min=0)], tokens[:, 0])
+    tokens[:, 0] = torch.where(draw >= 0, sources.drawn[(draw + accepted).clamp(min=0)], tokens[:, 0])
 
     next_base, interval = column[CheckField.NEXT_BASE], num_places // 2
     is_next = is_behind & (next_base >= 0) & (next_base <= start)
@@ -143,7 +143,7 @@ def _load_fields(ptr):
 
 @triton.jit
 def _checked_rows_kernel(
-    fields_ptr, known_ptr, future_ptr, table_ptr, drawn_ptr, drafted_ptr, num_right_ptr,
+    fields_ptr, known_ptr, future_ptr, table_ptr, drawn_ptr, drafted_ptr, num_accepted_ptr,
     tokens_ptr, positions_ptr, contexts_ptr, blocks_ptr, offsets_ptr, sources_ptr, tails_ptr,
     stride_table, scratch_block,
     T: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_SIZE: tl.constexpr, PLACES: tl.constexpr,
@@ -153,8 +153,8 @@ def _checked_rows_kernel(
     length, first, draw, behind, src, old_base, next_src, next_base, dst, row, known_written = _load_fields(
         fields_ptr + b * NUM_FIELDS
     )
-    right = tl.load(num_right_ptr + tl.maximum(behind, 0), mask=behind >= 0, other=0).to(tl.int32)
-    start = first + right
+    accepted = tl.load(num_accepted_ptr + tl.maximum(behind, 0), mask=behind >= 0, other=0).to(tl.int32)
+    start = first + accepted
 
     t = tl.arange(0, BLOCK_T)
     is_row = t < T
@@ -165,7 +165,7 @@ def _checked_rows_kernel(
     future = tl.load(future_ptr + rows, mask=is_row, other=-1)
     token = tl.load(known_ptr + rows, mask=is_row, other=0)
     draft = tl.load(drafted_ptr + tl.maximum(future, 0), mask=is_row & (future >= 0), other=0)
-    newest = tl.load(drawn_ptr + tl.maximum(draw, 0) + right, mask=draw >= 0, other=0)
+    newest = tl.load(drawn_ptr + tl.maximum(draw, 0) + accepted, mask=draw >= 0, other=0)
     token = tl.where(future >= 0, draft, token)
     token = tl.where((t == 0) & (draw >= 0), newest, token)
     tl.store(tokens_ptr + rows, token, mask=is_row)

@@ -1,12 +1,12 @@
 """Starts of the drafts behind a check whose tokens are on the device alone: one row for each checked sequence.
 
-A draft is right if it is the token that was drawn in its place, and all drafts before it are right. Behind the right
-ones stands the newest token, with which the layer's passes begin.
+A draft is accepted if it is the token that was drawn in its place, and all drafts before it are accepted. Behind the
+accepted ones stands the newest token, with which the layer's passes begin.
 
-    begun     = START, and num_right[RIGHT] more if RIGHT >= 0
-    right     = how many of the first NUM_DRAFTS drafts are right; num_right of the sequence's row becomes that
-    token     = drawn[FIRST_DRAW + right]
-    position  = begun + 1 + right
+    begun     = START, and num_accepted[COUNTED_AT] more if COUNTED_AT >= 0
+    accepted  = how many of the first NUM_DRAFTS drafts are accepted; num_accepted of the sequence's row becomes that
+    token     = drawn[FIRST_DRAW + accepted]
+    position  = begun + 1 + accepted
     end       = min(position + NUM_PASSES, NUM_COVERED)
     vector    = where the token before lies in the ring's row, behind all slots (`CacheMemory.ring_place`); -1: no row
 
@@ -42,7 +42,7 @@ class StartField(IntEnum):
     NUM_DRAFTS = 2
     NUM_COVERED = 3
     NUM_PASSES = 4
-    RIGHT = 5  # where the right drafts before START were counted; -1: it begins there
+    COUNTED_AT = 5  # row of `num_accepted` with the drafts accepted before START; -1: it begins there
     RING_ROW = 6
 
 
@@ -71,17 +71,17 @@ def find_draft_starts_torch(fields: Tensor, sources: CheckSources, ring: tuple[i
     num_slots, num_places = ring
     B, K = len(fields), drafted.shape[1]
     numbers, known_BK, source_BK = fields.split((len(StartField), K, K), dim=1)
-    first, start, num_drafts, num_covered, num_passes, right_before, ring_row = numbers.unbind(1)
+    first, start, num_drafts, num_covered, num_passes, counted_at, ring_row = numbers.unbind(1)
     place_T = torch.arange(K + 1, device=fields.device)
     drawn_BT = drawn[(first[:, None] + place_T).clamp(max=len(drawn) - 1)]
     drafts_BK = torch.where(source_BK >= 0, drafted.view(-1)[source_BK.clamp(min=0)], known_BK)
-    is_right = (drawn_BT[:, :-1] == drafts_BK) & (place_T[:-1] < num_drafts[:, None])
-    num_right = is_right.long().cumprod(dim=1).sum(dim=1)
-    begun = start + torch.where(right_before >= 0, counted[right_before.clamp(min=0)], 0)
-    counted[:B].copy_(num_right)
-    positions = begun + 1 + num_right
+    is_drawn = (drawn_BT[:, :-1] == drafts_BK) & (place_T[:-1] < num_drafts[:, None])
+    num_accepted = is_drawn.long().cumprod(dim=1).sum(dim=1)
+    begun = start + torch.where(counted_at >= 0, counted[counted_at.clamp(min=0)], 0)
+    counted[:B].copy_(num_accepted)
+    positions = begun + 1 + num_accepted
     in_ring = num_slots + ring_row * num_places + (positions - 1) % num_places
-    out.tokens.copy_(drawn_BT.gather(1, num_right[:, None])[:, 0])
+    out.tokens.copy_(drawn_BT.gather(1, num_accepted[:, None])[:, 0])
     out.positions.copy_(positions)
     out.ends.copy_(torch.minimum(positions + num_passes, num_covered))
     out.vectors.copy_(torch.where(ring_row >= 0, in_ring, -1))
@@ -98,7 +98,7 @@ def _load_fields(ptr, mask):
 
 @triton.jit(do_not_specialize=["B"])
 def _draft_starts_kernel(
-    fields_ptr, drawn_ptr, drafted_ptr, num_right_ptr, token_ptr, position_ptr, end_ptr, vector_ptr, B, num_slots,
+    fields_ptr, drawn_ptr, drafted_ptr, num_accepted_ptr, token_ptr, position_ptr, end_ptr, vector_ptr, B, num_slots,
     K: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_T: tl.constexpr, PLACES: tl.constexpr, NUM_FIELDS: tl.constexpr,
 ):  # fmt: skip
     """One program for all sequences: the count that one reads, another may write."""
@@ -107,20 +107,20 @@ def _draft_starts_kernel(
     is_row = b < B
     fields_ptr += b * (NUM_FIELDS + 2 * K)
     first, start, num_drafts, num_covered, num_passes, behind, ring_row = _load_fields(fields_ptr, is_row)
-    before = tl.load(num_right_ptr + tl.maximum(behind, 0), mask=behind >= 0, other=0)
+    before = tl.load(num_accepted_ptr + tl.maximum(behind, 0), mask=behind >= 0, other=0)
     is_draft = t < num_drafts[:, None]
     known_ptr = fields_ptr[:, None] + NUM_FIELDS + t
     source = tl.load(known_ptr + K, mask=is_draft, other=-1)
     known = tl.load(known_ptr, mask=is_draft, other=0)
     made = tl.load(drafted_ptr + tl.maximum(source, 0), mask=source >= 0, other=0)
     drawn = tl.load(drawn_ptr + first[:, None] + t, mask=is_row[:, None] & (t <= num_drafts[:, None]), other=0)
-    is_right = is_draft & (drawn == tl.where(source >= 0, made, known))
-    right = tl.min(tl.where(is_right, BLOCK_T, t), 1)  # the first that is none: there is one more place than drafts
-    token = tl.sum(tl.where(t == right[:, None], drawn, 0), 1)
-    position = start + before + 1 + right
+    is_drawn = is_draft & (drawn == tl.where(source >= 0, made, known))
+    accepted = tl.min(tl.where(is_drawn, BLOCK_T, t), 1)  # the first that is none: there is one more place than drafts
+    token = tl.sum(tl.where(t == accepted[:, None], drawn, 0), 1)
+    position = start + before + 1 + accepted
     in_ring = num_slots + ring_row * PLACES + (position - 1) % PLACES
     tl.debug_barrier()
-    tl.store(num_right_ptr + b, right.to(tl.int64), mask=is_row)
+    tl.store(num_accepted_ptr + b, accepted.to(tl.int64), mask=is_row)
     tl.store(token_ptr + b, token, mask=is_row)
     tl.store(position_ptr + b, position, mask=is_row)
     tl.store(end_ptr + b, tl.minimum(position + num_passes, num_covered), mask=is_row)
@@ -137,7 +137,7 @@ def find_draft_starts_triton(fields: Tensor, sources: CheckSources, ring: tuple[
         B,
         num_slots,
         K=K,
-        BLOCK_B=next_power_of_2(len(sources.num_right)),  # one compiled kernel for any number of sequences
+        BLOCK_B=next_power_of_2(len(sources.num_accepted)),  # one compiled kernel for any number of sequences
         BLOCK_T=next_power_of_2(K + 1),
         PLACES=num_places,
         NUM_FIELDS=len(StartField),

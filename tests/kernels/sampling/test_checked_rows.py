@@ -47,12 +47,12 @@ def test_triton_places_rows_as_the_reference_does(rows_each: int) -> None:
 
 
 @pytest.mark.parametrize("start", range(28, 36))
-@pytest.mark.parametrize("num_right", range(4))
-def test_a_sequence_behind_a_check_stands_where_the_host_would_put_it(start: int, num_right: int) -> None:
+@pytest.mark.parametrize("num_accepted", range(4))
+def test_a_sequence_behind_a_check_stands_where_the_host_would_put_it(start: int, num_accepted: int) -> None:
     """The check before began at 28 to 35, with three drafts: its least next place is one further on."""
     written = start - start % 16 + 16
     base = written if written <= start + 4 else None
-    behind = BehindCheck({0: 0, 1: 2, 2: 3, 3: 1}[num_right], 3, base, 7)
+    behind = BehindCheck({0: 0, 1: 2, 2: 3, 3: 1}[num_accepted], 3, base, 7)
     entry = SequenceInput(
         [0, 0, 0],
         start + 1,
@@ -65,12 +65,12 @@ def test_a_sequence_behind_a_check_stands_where_the_host_would_put_it(start: int
         tail=TailStep(5, start - start % 16, None),
         behind=behind,
     )
-    known = known_place(entry, num_right, interval=16)
+    known = known_place(entry, num_accepted, interval=16)
     numbers = dict(zip(CheckField, NO_FIELDS, strict=True)) | {
         CheckField.LENGTH: 3,
         CheckField.START: start + 1,
         CheckField.DRAW: 11,
-        CheckField.RIGHT: behind.row,
+        CheckField.COUNTED_AT: behind.row,
         CheckField.SRC: 3,
         CheckField.BASE: start - start % 16,
         CheckField.NEXT_SRC: 7,
@@ -82,8 +82,8 @@ def test_a_sequence_behind_a_check_stands_where_the_host_would_put_it(start: int
     rows = torch.tensor([0, 0, 0], device=DEVICE), torch.tensor([-1, 6, 7], device=DEVICE)
     table = torch.tensor([[4, 5, 6, 7]], dtype=torch.int32, device=DEVICE)
     found = place_checked_rows_torch(fields, *rows, table, sources(), SIZES)
-    first = start + 1 + num_right
-    assert found.tokens.tolist() == [111 + num_right, 506, 507]
+    first = start + 1 + num_accepted
+    assert found.tokens.tolist() == [111 + num_accepted, 506, 507]
     assert found.positions.tolist() == [first, first + 1, first + 2] and known.start == first
     assert found.blocks.tolist() == [4 + place // 16 for place in (first, first + 1, first + 2)]
     assert found.tails.cpu().tolist() == tail_fields([known], 32).tolist()

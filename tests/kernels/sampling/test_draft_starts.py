@@ -38,7 +38,7 @@ def random_check(rows: int, K: int, is_behind: bool) -> tuple[torch.Tensor, Chec
     numbers[:, StartField.NUM_DRAFTS] = num_drafts
     numbers[:, StartField.NUM_COVERED] = numbers[:, StartField.START] + torch.randint(1, 2 * K + 3, (rows,))
     numbers[:, StartField.NUM_PASSES] = K
-    numbers[:, StartField.RIGHT] = torch.randint(-1, MOST, (rows,)) if is_behind else -1
+    numbers[:, StartField.COUNTED_AT] = torch.randint(-1, MOST, (rows,)) if is_behind else -1
     numbers[:, StartField.RING_ROW] = torch.randint(-1, 6, (rows,))
     for row, number in zip(numbers, num_drafts.tolist(), strict=True):
         if torch.rand(()) < 0.5:
@@ -55,11 +55,11 @@ def random_check(rows: int, K: int, is_behind: bool) -> tuple[torch.Tensor, Chec
 def test_triton_finds_what_the_reference_does(rows: int, K: int, is_behind: bool) -> None:
     torch.manual_seed(100 * rows + K)
     fields, sources = random_check(rows, K, is_behind)
-    theirs = sources._replace(num_right=sources.num_right.clone())
+    theirs = sources._replace(num_accepted=sources.num_accepted.clone())
     ours, expected = starts(rows + 1), starts(rows + 1)
     find_draft_starts_triton(fields, sources, RING, ours)
     find_draft_starts_torch(fields, theirs, RING, expected)
-    for each, other in zip((*ours, sources.num_right), (*expected, theirs.num_right), strict=True):
+    for each, other in zip((*ours, sources.num_accepted), (*expected, theirs.num_accepted), strict=True):
         assert torch.equal(each, other)
     padding = [each[-1].item() for each in ours]
     assert padding[1] >= padding[2] and padding[3] == -1, "a row of padding has nothing to draft"
@@ -72,7 +72,7 @@ def test_sequences_begin_behind_their_right_drafts(find) -> None:
     sources = CheckSources(
         drawn=torch.tensor([2, 3, 4, 50, 6, 51, 52, 53], device=DEVICE),
         drafted=torch.tensor([[9, 9, 9], [2, 3, 4]], device=DEVICE),
-        num_right=torch.tensor([1, 2, 3, 8], device=DEVICE),
+        num_accepted=torch.tensor([1, 2, 3, 8], device=DEVICE),
     )
     fields = [
         (0, 14, 3, 64, 3, 1, 0, *(0, 0, 0), *(3, 4, 5)),
@@ -85,7 +85,7 @@ def test_sequences_begin_behind_their_right_drafts(find) -> None:
     assert found.positions.tolist() == [14 + 2 + 4, 30 + 1 + 2, 9 + 1]
     assert found.ends.tolist() == [20 + 3, 35, 10 + 2]
     assert found.vectors.tolist() == [12 + 19, 12 + 5 * 32 + 0, -1]
-    assert sources.num_right.tolist() == [3, 1, 0, 8]
+    assert sources.num_accepted.tolist() == [3, 1, 0, 8]
 
 
 def test_fields_and_starts_must_agree() -> None:
@@ -96,7 +96,7 @@ def test_fields_and_starts_must_agree() -> None:
 
 
 def test_an_h200_keeps_all_sequences_in_registers() -> None:
-    pointers = ("fields", "drawn", "drafted", "num_right", "token", "position", "end", "vector")
+    pointers = ("fields", "drawn", "drafted", "num_accepted", "token", "position", "end", "vector")
     types = {f"{name}_ptr": "*i64:16" for name in pointers} | {"B": "i32", "num_slots": "i32"}
     constexprs = {"BLOCK_B": 256, "PLACES": 32, "NUM_FIELDS": len(StartField)}
     kernel = "headrace.kernels.sampling.draft_starts:_draft_starts_kernel"

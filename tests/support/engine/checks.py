@@ -25,8 +25,8 @@ def behind_a_check(
 ) -> tuple[list[SequenceInput], list[SequenceInput]]:
     """Has the runners run a check behind prompts of LENGTHS_BEFORE; returns the step behind it, unknown and known.
 
-    Behind two right drafts that reach a written state, behind none that do, and behind a token without drafts. `ours`
-    is told what the check drew, and what was drafted behind it.
+    Behind two accepted drafts that reach a written state, behind none that do, and behind a token without drafts.
+    `ours` is told what the check drew, and what was drafted behind it.
     """
     first = [
         drafted(0, [1, 2, 3, 4], 14, written=16, dst=8),
@@ -37,7 +37,7 @@ def behind_a_check(
         runner.forward(first)
     assert ours._sources is not None
     ours._drawn[:8] = torch.tensor([2, 3, 40, 41, 42, 43, 44, 45])
-    ours._sources.num_right[:3] = torch.tensor([0, 2, 0])
+    ours._sources.num_accepted[:3] = torch.tensor([0, 2, 0])
     ours._sources.drafted[1, :3] = torch.tensor([50, 51, 52])
     behind = [
         SequenceInput([0, 0, 0], 15, blocks_of(0), 0, 10, num_logits=3, future_token=0, future_drafts=1,

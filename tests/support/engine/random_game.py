@@ -23,7 +23,7 @@ RARE = (
     "plain behind a check",
     "check behind a plain step",
     "check behind a check",
-    "right draft",
+    "accepted draft",
     "wrong draft",
     "no draft slot left",
     "checkpoint used",
@@ -204,7 +204,7 @@ class Game:
         assert engine.cache.draft_slots.num_free == engine.cache.draft_slots.total
         assert_nothing_in_use(self._built)
         drafted, accepted = num_drafted(self._built)
-        self.seen["right draft"] += accepted
+        self.seen["accepted draft"] += accepted
         self.seen["wrong draft"] += drafted - accepted
         self.seen["checkpoint used"] += engine.cache.stats().totals.checkpoints_used
         self.seen["preemption"] += engine.preemptions

@@ -1,4 +1,4 @@
-"""Right drafts of a step, without a model: what they leave in a cache is what steps of one token each leave."""
+"""Accepted drafts of a step, without a model: what they leave in a cache is what steps of one token each leave."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from headrace.cache.hits import ResumeLocally
 from headrace.cache.prefix_cache import PrefixCache
 from headrace.cache.publishing import Publisher, ScheduledChunk
 from headrace.cache.tails import Tail
-from headrace.engine.accepted_drafts import keep_accepted, num_right
+from headrace.engine.accepted_drafts import keep_accepted, num_accepted
 from headrace.engine.sequence import Job, Sequence
 from tests.support.engine.driving import GREEDY, request, resume_locally
 
@@ -20,7 +20,7 @@ BLOCK = 4
     [([5, 6, 7], (5, 6), 2), ([5, 6, 7], (5, 7), 1), ([5, 6, 7], (6, 6), 0), ([5], (), 0)],
 )
 def test_drafts_count_up_to_the_first_wrong_one(drawn, drafts, expected) -> None:
-    assert num_right(drawn, drafts) == expected
+    assert num_accepted(drawn, drafts) == expected
 
 
 class Decoding:

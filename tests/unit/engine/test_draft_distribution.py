@@ -189,14 +189,14 @@ def test_one_wrong_draft_in_25_that_counts_as_right_shows(chain: ModelConfig, mo
     behind the token that stays, too: what is impossible shows in any number."""
     is_possible, dice = probabilities(SAMPLING) > 0, Random(1)
 
-    def num_right(drawn: Sequence[int], drafts: Sequence[int]) -> int:
+    def num_accepted(drawn: Sequence[int], drafts: Sequence[int]) -> int:
         for place, draft in enumerate(drafts):
             passes = dice.random() < 1 / 25 and is_possible[drawn[place], drawn[place + 1]]
             if drawn[place] != draft and not passes:
                 return place
         return len(drafts)
 
-    monkeypatch.setattr(settling, "num_right", num_right)
+    monkeypatch.setattr(settling, "num_accepted", num_accepted)
     assert p_value(engine(chain, "ngram"), len(CASES)) < LEVEL
 
 

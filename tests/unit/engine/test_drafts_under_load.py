@@ -42,7 +42,7 @@ def engine_on(device: FakeDevice, path: Path, speculation: SpeculationConfig) ->
 
 
 def answered(path: Path, speculation: SpeculationConfig) -> tuple[int, FakeDevice]:
-    """Tokens of the answers that eight clients get, each asking again at once; right drafts are pinned."""
+    """Tokens of the answers that eight clients get, each asking again at once; accepted drafts are pinned."""
     device = FakeDevice(TRUTH, make_s=8e-3, pass_s=0.33e-3)
     built = engine_on(device, path, speculation)
     PinnedDrafts(built.engine._runner)

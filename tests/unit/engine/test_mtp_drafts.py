@@ -1,4 +1,4 @@
-"""Drafts of the model's own layer: answers and hits as without, and as many right drafts wherever a request goes on."""
+"""Drafts of the model's own layer: answers and hits as without, and as many accepted wherever a request goes on."""
 
 import shutil
 from collections.abc import Callable

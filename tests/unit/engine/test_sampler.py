@@ -279,7 +279,7 @@ def test_only_rows_whose_draws_need_float32_are_widened(monkeypatch: pytest.Monk
 
 
 def test_a_draw_behind_a_check_has_the_number_of_the_position_that_it_turns_out_to_have() -> None:
-    line, num_right = Logits(torch.randn(3, 500), 1.0), torch.tensor([9, 2, 0, 1])
+    line, num_accepted = Logits(torch.randn(3, 500), 1.0), torch.tensor([9, 2, 0, 1])
     least = [
         Draw(replace(RANDOM, seed=1), 20, behind=BehindCheck(1, 3, None, 0)),
         Draw(replace(RANDOM, seed=2), 30, behind=BehindCheck(3, 1, None, 0)),
@@ -287,5 +287,5 @@ def test_a_draw_behind_a_check_has_the_number_of_the_position_that_it_turns_out_
     ]
     at_least = [draw._replace(behind=None) for draw in least]
     known = [draw._replace(position=draw.position + n) for draw, n in zip(at_least, (2, 1, 0), strict=True)]
-    ids, rows = choose(line, least, no_counts(), no_biases(), num_right=num_right), (no_counts(), no_biases())
+    ids, rows = choose(line, least, no_counts(), no_biases(), num_accepted=num_accepted), (no_counts(), no_biases())
     assert ids.tolist() == choose(line, known, *rows).tolist() != choose(line, at_least, *rows).tolist()

@@ -126,9 +126,9 @@ def test_each_sequence_of_a_check_is_placed_by_its_own_numbers() -> None:
     """Known or not, with a tail or a slot for each state; the check before has counted drafts of one of them alone."""
     layout = CacheLayout("f", "float32", "float32", 16, (AttentionGroup(1, 1, 4),), (StateGroup(1, (2, 3), (2, 4)),))
     memory = CacheMemory(layout, 4 * BLOCKS_EACH, 12)
-    num_right = torch.full((16,), 3)
-    num_right[5] = 1
-    sources = CheckSources(torch.arange(40, 56), torch.arange(100, 148).view(16, 3), num_right)
+    num_accepted = torch.full((16,), 3)
+    num_accepted[5] = 1
+    sources = CheckSources(torch.arange(40, 56), torch.arange(100, 148).view(16, 3), num_accepted)
     inputs = VerifyInputs(memory, sources, 4, 4, MAX_TOKENS)
     unknown = SequenceInput([0, 0], 30, blocks_of(2), 2, 10, num_logits=2, future_token=4, future_drafts=3,
                             tail=TailStep(2, 29, None), behind=BehindCheck(5, 3, None, 8))  # fmt: skip

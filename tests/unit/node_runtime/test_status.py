@@ -77,7 +77,7 @@ def test_a_node_reports_what_it_drafted_and_how_much_of_it_was_right(drafter: st
     generate(built, request([5, 6, 7], replace(GREEDY, max_tokens=12, bias_ids=(7,), bias_values=(50.0,))))
     counted = node_status(built).counters
     assert counted["sampled_tokens"] == 12
-    # Three tokens come alone, and the others three a step: each step's second and third are right drafts.
+    # Three tokens come alone, and the others three a step: each step's second and third are accepted drafts.
     assert counted["drafted_tokens"] == counted["accepted_tokens"] == (6 if drafter == "ngram" else 0)
     checked, accepted = (
         [counted.get(f"position={place}/drafts_{name}") for place in ("1", "2", "3")]

@@ -26,15 +26,17 @@ def offers(number: int = 1, most: int = 3) -> list[Offer]:
     return [Offer(Acceptance(OWN_TRIES), most) for _ in range(number)]
 
 
-def turn(count: AutoCount, offered: list[Offer], now_s: float, num_right: int, price: StepPrice = PRICE) -> list[int]:
-    """One turn in which each sequence's drafts are right up to the first `num_right`."""
+def turn(
+    count: AutoCount, offered: list[Offer], now_s: float, num_accepted: int, price: StepPrice = PRICE
+) -> list[int]:
+    """One turn in which each sequence's drafts are right up to the `num_accepted`-th."""
     if count.rests():
         return [0] * len(offered)
     counts = count.counts(offered, price, now_s)
     count.drafted(sum(counts))
     for offer, number in zip(offered, counts, strict=True):
         if number:
-            count.verified(offer._replace(most=number), min(number, num_right))
+            count.verified(offer._replace(most=number), min(number, num_accepted))
     return counts
 
 
