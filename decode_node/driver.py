@@ -207,7 +207,7 @@ class DecodeDriver:
     def _handled(self, event: DecodeInput) -> None:
         """Counts sampled tokens as sent; also those lost with their call, which the next one gets in `Adopted`."""
         if isinstance(event, Tokens) and self._unsent.sent(len(event.tokens)):
-            self._loop.post(lambda: self._engine.go_on(self._sequence))
+            self._loop.post(lambda: self._engine.unpause(self._sequence))
 
     async def _read(self, commands: AsyncIterator[DecodeCommand]) -> None:
         try:
@@ -268,7 +268,7 @@ class DecodeDriver:
             case HaltAnswer():
                 self._loop.post(lambda: self._engine.halt(self._sequence))
             case ResumeAnswer():
-                self._loop.post(lambda: self._engine.go_on_halted(self._sequence))
+                self._loop.post(lambda: self._engine.unhalt(self._sequence))
             case SendRequest(reservation, computed):
                 await self._send(reservation, computed)
             case CancelSending():
@@ -285,7 +285,7 @@ class DecodeDriver:
                     self._fetching.cancel()
             case ResumePrefill(num_tokens):
                 self._fetched_to = num_tokens
-                self._loop.post(lambda: self._engine.resume(self._sequence, num_tokens))
+                self._loop.post(lambda: self._engine.resume_prefill(self._sequence, num_tokens))
             case PrefillLocally():
                 self._loop.post(lambda: self._engine.prefill_locally(self._sequence))
             case Refuse(message):

@@ -157,7 +157,7 @@ class PrefillDriver:
             case StartFetch(admitted):
                 self._fetching = asyncio.create_task(self._fetch(admitted))
             case ResumePrefill(num_tokens):
-                self._loop.post(lambda: self._engine.resume(self._sequence, num_tokens))
+                self._loop.post(lambda: self._engine.resume_prefill(self._sequence, num_tokens))
             case PrefillLocally():
                 self._loop.post(lambda: self._engine.prefill_locally(self._sequence))
             case CountDeclinedFetch():

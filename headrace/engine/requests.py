@@ -275,7 +275,7 @@ class EngineRequests:
         if finish is not None:
             self._end(sequence, finish)
 
-    def resume(self, sequence: Sequence, num_tokens: int) -> None:
+    def resume_prefill(self, sequence: Sequence, num_tokens: int) -> None:
         """The blocks of the first `num_tokens` tokens and the state there have been received: prefills the rest.
 
         The received state becomes a checkpoint, as if it had been decoded here. Does nothing if the sequence's lease
@@ -305,14 +305,14 @@ class EngineRequests:
     # ------------------------------------------------------------ pauses
 
     def pause(self, sequence: Sequence) -> None:
-        """Leaves it out of all steps until `go_on`. It keeps its blocks until another request needs them."""
+        """Leaves it out of all steps until `unpause`. It keeps its blocks until another request needs them."""
         sequence.is_paused = True
         self.pauses += 1
 
-    def go_on(self, sequence: Sequence) -> None:
+    def unpause(self, sequence: Sequence) -> None:
         sequence.is_paused = False
 
-    def go_on_halted(self, sequence: Sequence) -> None:
+    def unhalt(self, sequence: Sequence) -> None:
         """Has a sequence decode on that was halted."""
         if sequence in self._halted:
             self._halted.remove(sequence)

@@ -47,8 +47,8 @@ class Admitted:
 
     Re-admission after a preemption sends no event; after `Engine.prefill_locally` it sends another one.
 
-    state_arrives   the engine computes nothing before `run_decode` (the whole prompt has been received) or `resume`
-                    (a part of it has)
+    state_arrives   the engine computes nothing before `run_decode` (the whole prompt has been received) or
+                    `resume_prefill` (a part of it has)
     device_event    other requests' work on these blocks, reused or new, ends there
     """
 
@@ -97,7 +97,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Halted:
-    """The answer to `Engine.halt`: no token follows until `Engine.go_on`.
+    """The answer to `Engine.halt`: no token follows until `Engine.unhalt`.
 
     computed  all tokens but the last one, whose blocks and state are final and stay; None: the request was preempted,
               holds nothing, and goes on by itself

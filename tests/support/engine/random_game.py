@@ -162,8 +162,8 @@ class Game:
         self.seen["pause"] += bool(run.tokens)
 
     def _go_on(self, run: Run) -> None:
-        self._built.engine.go_on(run.sequence)
-        self._built.engine.go_on_halted(run.sequence)
+        self._built.engine.unpause(run.sequence)
+        self._built.engine.unhalt(run.sequence)
 
     def _end(self, run: Run) -> None:
         if run.tokens:

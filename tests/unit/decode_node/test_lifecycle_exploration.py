@@ -146,7 +146,7 @@ class World:
         return replace(self, session=None, engine="released" if released else self.engine)._arrived(event)
 
     def _engine_obeys(self) -> World:
-        """As `Engine.halt` and `go_on_halted`: without effect on what does not run, or is not halted."""
+        """As `Engine.halt` and `unhalt`: without effect on what does not run, or is not halted."""
         world = replace(self, halt="")
         if self.halt == "halt" and self.engine == "running":
             return replace(world, engine="halted")._arrived(Halted(Computed(64)))

@@ -203,7 +203,7 @@ def test_a_halt_waits_for_all_tokens_under_way(two) -> None:
     assert isinstance(halted.events[-1], Halted)
     assert halted.sequence.num_computed == len(halted.sequence.tokens) - 1 == 29 + len(halted.tokens)
     steps(built, 3)
-    built.engine.go_on_halted(halted.sequence)
+    built.engine.unhalt(halted.sequence)
     serve(built, halted, other)
     assert [run.tokens for run in (halted, other)] == [run.tokens for run in expected]
     assert_nothing_in_use(built)
@@ -222,7 +222,7 @@ def test_a_request_paused_with_drafts_under_way_is_preempted_only_behind_them(ti
     assert built.engine.preemptions == 0 and other.sequence.claim is None, "there is no room for both"
     serve(built, other)
     assert built.engine.preemptions == 1
-    built.engine.go_on(slow.sequence)
+    built.engine.unpause(slow.sequence)
     serve(built, slow)
     assert [slow.tokens, other.tokens] == [run.tokens for run in expected]
     assert_nothing_in_use(built)

@@ -251,7 +251,7 @@ def test_requests_come_and_go_while_drafts_are_made(trained: Path, num_future, n
     assert isinstance(halted.events[-1], Halted)
     joins = submit(built, asked[3])
     steps(built, 2)
-    built.engine.go_on_halted(halted.sequence)
+    built.engine.unhalt(halted.sequence)
     serve(built, halted, stays, joins)
     assert [run.tokens for run in (halted, stays, joins)] == expected[1:]
     assert gone.tokens == expected[0][: len(gone.tokens)]

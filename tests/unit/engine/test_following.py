@@ -87,7 +87,7 @@ def test_nobody_waits_for_a_leader_that_is_paused(model) -> None:
     one_step(built)
     built.engine.pause(leader.sequence)
     serve(built, follower)
-    built.engine.go_on(leader.sequence)
+    built.engine.unpause(leader.sequence)
     serve(built, leader)
 
 

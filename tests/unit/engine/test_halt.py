@@ -53,7 +53,7 @@ def test_a_halted_request_gets_no_token_until_it_goes_on(tiny_checkpoint, overla
     so_far = list(run.tokens)
     run_all(built)
     assert run.tokens == so_far and other.is_finished
-    built.engine.go_on_halted(run.sequence)
+    built.engine.unhalt(run.sequence)
     run_all(built)
     assert run.tokens == alone(path, LONG).tokens
 

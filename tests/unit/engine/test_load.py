@@ -134,7 +134,7 @@ def test_no_step_is_left_open_before_one_that_decodes(tiny_checkpoint) -> None:
     submit(built, request(random_prompt(200, 1), ONE))
     step(built)
     assert built.engine.spare_s > 0, "the answer does not go on"
-    built.engine.go_on(answer.sequence)
+    built.engine.unpause(answer.sequence)
     assert built.engine.spare_s == 0.0
     run_all(built)
 

@@ -44,7 +44,7 @@ def test_a_paused_answer_stands_still_while_others_go_on_and_then_ends_as_if_not
         assert len(slow.tokens) <= 6, "one may have been in flight"
         assert other.is_finished and not built.engine.has_work and slow.sequence.is_paused
         built.engine.release(other.sequence)
-        built.engine.go_on(slow.sequence)
+        built.engine.unpause(slow.sequence)
         serve(built, slow)
         assert slow.tokens == expected
         assert_nothing_in_use(built)
@@ -64,7 +64,7 @@ def test_a_paused_answer_is_preempted_before_a_newer_one_and_lets_others_pass(ti
     assert slow.sequence.claim is None, "it holds nothing that others could use"
     third = submit(built, request(SECOND, ANSWER))
     serve(built, third)
-    built.engine.go_on(slow.sequence)
+    built.engine.unpause(slow.sequence)
     serve(built, slow)
     assert slow.tokens == expected
     assert_nothing_in_use(built)

@@ -43,7 +43,7 @@ def test_the_next_turn_goes_on_from_the_other_engines_answer(family, tiny_checkp
     # Its own: the 32 tokens of two blocks. The decode engine has computed 99: its newest boundary is 96.
     assert [(e.reused_tokens, e.state_arrives) for e in run.events] == [(32, True)]
     copy_prefix(decode, prefill, run.sequence, 96, hit=32)
-    prefill.engine.resume(run.sequence, 96)
+    prefill.engine.resume_prefill(run.sequence, 96)
     run_all(prefill)
     assert run.tokens == greedy(path, prompt, 16)
     assert run.sequence.num_prefilled == len(prompt) - 96
@@ -73,7 +73,7 @@ def test_without_checkpoints_the_state_that_came_is_used_once(tiny_checkpoint) -
     run = submit(prefill, request(prompt), hit_policy=lambda hit: FetchState(48))
     run_all(prefill)
     copy_prefix(decode, prefill, run.sequence, 48, hit=0)
-    prefill.engine.resume(run.sequence, 48)
+    prefill.engine.resume_prefill(run.sequence, 48)
     run_all(prefill)
     assert run.tokens == greedy(path, prompt, 16)
     assert run.sequence.all_checkpoints == ()
@@ -85,7 +85,7 @@ def test_a_sequence_whose_lease_ran_out_is_not_resumed(tiny_checkpoint) -> None:
     run = submit(built, request(random_prompt(50)), hit_policy=lambda hit: ReceiveState())
     run_all(built)
     built.engine.release(run.sequence)
-    built.engine.resume(run.sequence, 48)
+    built.engine.resume_prefill(run.sequence, 48)
     assert built.engine.num_running == 0
 
 

@@ -65,7 +65,7 @@ def test_a_halted_request_has_had_all_its_tokens(built, known) -> None:
     built.engine.halt(run.sequence)
     assert isinstance(run.events[-1], Halted)
     assert run.tokens == list(run.sequence.tokens[PROMPT:])
-    built.engine.go_on_halted(run.sequence)
+    built.engine.unhalt(run.sequence)
     serve(built, run)
     assert run.tokens == known[PROMPT:]
 

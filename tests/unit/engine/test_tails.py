@@ -60,7 +60,7 @@ def test_a_halted_sequence_has_its_newest_state_in_its_slot(family: str, overlap
         built.engine.halt(run.sequence)
         if isinstance(run.events[-1], Halted) and run.events[-1].computed is not None:
             assert run.sequence.tail is None and num_free_rows(built) == built.memory.num_tail_rows
-            built.engine.go_on_halted(run.sequence)
+            built.engine.unhalt(run.sequence)
             num_halts += 1
     assert run.tokens == expected and num_halts > 8
     built.engine.release(run.sequence)
@@ -98,7 +98,7 @@ def test_paused_sequences_give_their_rows_first(tiny_checkpoint) -> None:
         built.engine.admit()
         built.engine.step()
     assert [run.sequence.tail is None for run in runs] == [True, False, False, False]
-    built.engine.go_on(runs[0].sequence)
+    built.engine.unpause(runs[0].sequence)
     serve(built, *runs)
     assert [run.tokens for run in runs] == expected
     assert_nothing_in_use(built)
