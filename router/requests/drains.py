@@ -15,7 +15,7 @@ from router.cluster.nodes import NodeEntry, NodeTable
 from router.errors import ApiError
 from router.metrics import RouterMetrics
 from router.requests.moves import Movable, MoveOutcome
-from router.requests.relocation import may_move
+from router.requests.relocation import may_relocate
 from router.requests.table import RequestTable
 from router.routing.receivers import choose_receiver
 from router.routing.snapshots import Snapshots
@@ -107,7 +107,7 @@ class Drains:
                         await request.leave_nodes()
                 for request in served:
                     outcomes.setdefault(request, MoveOutcome.ENDED)
-                    is_due = len(moving) < AT_ONCE and request not in moving and may_move(request.life.state)
+                    is_due = len(moving) < AT_ONCE and request not in moving and may_relocate(request.life.state)
                     if is_due and (receiver := self._receiver(node, request)) is not None:
                         moving[request] = asyncio.create_task(self._move(request, receiver, outcomes))
                 await asyncio.sleep(POLL_S)

@@ -219,7 +219,7 @@ class RequestDriver:
     async def move(self, receiver: NodeEntry) -> MoveOutcome:
         """Moves the request to another decode node, with its blocks and state, and returns what has come of it."""
         attempt = self._attempt
-        if self._move is not None or attempt is None or not relocation.may_move(self.life.state):
+        if self._move is not None or attempt is None or not relocation.may_relocate(self.life.state):
             return MoveOutcome.STAYED
         move = self._move = Move(receiver, self.life.report.moves, asyncio.get_running_loop().create_future())
         await self._handle(attempt, ev.MoveWanted())
@@ -257,7 +257,7 @@ class RequestDriver:
     def _settle_move(self) -> None:
         """Reports a move that is over, one way or the other."""
         move, life = self._move, self.life
-        if move is None or relocation.is_moving(life.state):
+        if move is None or relocation.is_relocating(life.state):
             return
         self._move = None
         if self._attempt is not None:
@@ -280,7 +280,7 @@ class RequestDriver:
         if attempt.over.done() and not is_late_report:
             return
         now_s = self._now_s()
-        if not relocation.is_moving(self.life.state):
+        if not relocation.is_relocating(self.life.state):
             self._search.course.on(event, now_s)
         for instruction in self.life.on(event, now_s):
             await self._obey(attempt, instruction)

@@ -161,7 +161,7 @@ class RequestLifecycle:
             case m.DecodeDone():
                 return self._on_decode_done(event)
             case MoveWanted():
-                return relocation.wanted(self.state)
+                return relocation.on_move_wanted(self.state)
             case m.HaltReply(is_halted):
                 return self._on_halt_reply(event, is_halted)
             case m.HandedOver():
@@ -259,7 +259,7 @@ class RequestLifecycle:
         return self.state, []
 
     def _on_landed(self, event: m.TransferReport) -> Transition:
-        if not relocation.is_moving(self.state):
+        if not relocation.is_relocating(self.state):
             self.report.transfer = event
         match self.state:
             case Prefilling(nonce):
@@ -267,7 +267,7 @@ class RequestLifecycle:
             case AwaitingRenewal(None):
                 return self._start_over()  # only the prefill node that failed knew the first token
             case AwaitingRenewal() | Moving():
-                self.report.moves += relocation.is_moving(self.state)
+                self.report.moves += relocation.is_relocating(self.state)
                 return Decoding(), []
             case _:
                 raise self._illegal(event)
@@ -321,7 +321,7 @@ class RequestLifecycle:
             return self._fail(from_node(cause))
         if isinstance(self.state, PrefillingAlone) and self.state.finish is not None:
             return self._complete(self.state.finish)  # the answer is complete, only the report is lost
-        if cause is not None and not relocation.is_moving(self.state):
+        if cause is not None and not relocation.is_relocating(self.state):
             was_computing = self._is_prefilling and isinstance(self.state, Prefilling | PrefillingAlone)
             self.failures = self.failures.after_failure(Role.PREFILL, cause, was_computing=was_computing)
             if (end := self.failures.verdict(cause, self._max_attempts)) is not None:

@@ -15,12 +15,12 @@ from router.requests.states import Decoding, Migrating, Moving, Relocating, Requ
 Transition = tuple[RequestState, list[Instruction]]
 
 
-def may_move(state: RequestState) -> bool:
+def may_relocate(state: RequestState) -> bool:
     """True while a decode node generates, and more tokens are wanted than it has sent."""
     return state == Decoding()
 
 
-def is_moving(state: RequestState) -> bool:
+def is_relocating(state: RequestState) -> bool:
     """True from MoveWanted until the request decodes again, has begun again or is over."""
     match state:
         case Decoding(is_halting=True) | Relocating() | Moving(from_decode=True):
@@ -28,8 +28,8 @@ def is_moving(state: RequestState) -> bool:
     return False
 
 
-def wanted(state: RequestState) -> Transition:
-    return (Decoding(is_halting=True), [SendHalt()]) if may_move(state) else (state, [])
+def on_move_wanted(state: RequestState) -> Transition:
+    return (Decoding(is_halting=True), [SendHalt()]) if may_relocate(state) else (state, [])
 
 
 def halt_answered(state: RequestState, is_halted: bool, sender: str | None, newest_token: int) -> Transition | None:
