@@ -80,7 +80,7 @@ class _Slots:
         self._max_checkpoints = max(1, num_slots // PREFIX_SHARE)
 
     def _reserve(self, claim: Claim, tier: Tier) -> SlotId | None:
-        while not self._storage.slots.num_free and claim.num_checkpoints >= self._max_checkpoints:
+        while not self._storage.checkpoint_slots.num_free and claim.num_checkpoints >= self._max_checkpoints:
             if tier < PRIMARY or not self._give_up_deepest(claim):
                 return None
         slot = self._storage.reserve_slot(tier)
@@ -116,7 +116,7 @@ class DonatedSlots(_Slots):
 
     def has_room(self, source: Checkpoint | None) -> bool:
         kept = () if source is None else (source.slot,)
-        return self._storage.slots.capacity(keeping=kept) >= 1
+        return self._storage.checkpoint_slots.capacity(keeping=kept) >= 1
 
     def start(self, source: Checkpoint | None) -> tuple[SlotId, Checkpoint | None]:
         slot = self._storage.reserve_slot()
@@ -133,7 +133,7 @@ class DonatedSlots(_Slots):
 
     def publish(self, claim: Claim, entry: Entry, slot: SlotId, tier: Tier) -> Checkpoint | None:
         checkpoint = self._publish(claim, entry, slot, tier)
-        self._storage.slots.drop(slot)
+        self._storage.checkpoint_slots.drop(slot)
         return checkpoint
 
     def publish_running(self, claim: Claim, entry: Entry, tier: Tier) -> Checkpoint | None:
@@ -151,22 +151,22 @@ class PackedSlots(_Slots):
     def __init__(self, storage: Storage, pool: PackedPool) -> None:
         super().__init__(storage, pool.num_slots)
         self._pool = pool
-        self._idle = storage.running.reserve(pool.num_emission_slots) or []
+        self._idle = storage.running_slots.reserve(pool.num_emission_slots) or []
 
     @property
     def num_idle(self) -> int:
         return len(self._idle)
 
     def has_room(self, source: Checkpoint | None) -> bool:
-        return self._storage.running.num_free >= 1
+        return self._storage.running_slots.num_free >= 1
 
     def start(self, source: Checkpoint | None) -> tuple[SlotId, Checkpoint | None]:
-        slots = self._storage.running.reserve(1)
+        slots = self._storage.running_slots.reserve(1)
         if slots is None:
             raise CorruptCache("a slot was promised but is not there")
         if source is not None:
             self._pool.unpack(source.slot, slots[0])
-            self._storage.slots.drop(source.slot)  # what is packed there next is launched after this copy
+            self._storage.checkpoint_slots.drop(source.slot)  # what is packed there next is launched after this copy
         return slots[0], None
 
     def reserve(self, claim: Claim, tier: Tier) -> SlotId | None:
@@ -191,7 +191,7 @@ class PackedSlots(_Slots):
             return None
         self._pool.pack(slot, packed)
         checkpoint = self._publish(claim, entry, packed, tier)
-        self._storage.slots.drop(packed)
+        self._storage.checkpoint_slots.drop(packed)
         return checkpoint
 
 

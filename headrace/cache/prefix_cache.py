@@ -58,7 +58,7 @@ class PrefixCache:
             eviction=eviction or eviction_policy(),
             on_events=on_events,
         )
-        self.draft_slots = DraftSlots(self._storage.running.reserve(num_draft_slots) or [])
+        self.draft_slots = DraftSlots(self._storage.running_slots.reserve(num_draft_slots) or [])
         self._slots: CheckpointSlots = (
             DonatedSlots(self._storage, num_slots) if packed is None else PackedSlots(self._storage, packed)
         )
@@ -158,9 +158,9 @@ class PrefixCache:
         claim.require_held()
         claim.released = True
         self._storage.drop_blocks(claim.block_ids, claim.deepest_entry)
-        self._storage.running.drop(claim.slot)
+        self._storage.running_slots.drop(claim.slot)
         if claim.source is not None:
-            self._storage.slots.drop(claim.source.slot)
+            self._storage.checkpoint_slots.drop(claim.source.slot)
 
     # Publishing
 
@@ -239,7 +239,7 @@ class PrefixCache:
         """A step has written `claim.slot`: the next step reads it, and the source, if any, is released."""
         claim.require_held()
         if claim.source is not None:
-            self._storage.slots.drop(claim.source.slot)
+            self._storage.checkpoint_slots.drop(claim.source.slot)
             claim.source = None
 
     def unpublish(self, checkpoint: Checkpoint) -> bool:
@@ -285,7 +285,7 @@ class PrefixCache:
         hold.require_held()
         hold.released = True
         self._storage.drop_blocks(hold.block_ids, hold.last_entry)
-        self._storage.slots.drop(hold.checkpoint.slot)
+        self._storage.checkpoint_slots.drop(hold.checkpoint.slot)
 
     # Looking inside
 
@@ -295,11 +295,11 @@ class PrefixCache:
         return CacheContents(index.keys(), [checkpoint.key for checkpoint in index.checkpoints()])
 
     def stats(self) -> CacheStats:
-        storage, slots = self._storage, self._storage.running.counts()
+        storage, slots = self._storage, self._storage.running_slots.counts()
         return CacheStats(
             blocks=storage.blocks.counts(),
             slots=replace(slots, in_use=slots.in_use - self.draft_slots.num_free - self._slots.num_idle),
-            packed=None if storage.running is storage.slots else storage.slots.counts(),
+            packed=None if storage.running_slots is storage.checkpoint_slots else storage.checkpoint_slots.counts(),
             num_indexed_blocks=storage.index.num_blocks,
             num_checkpoints=storage.index.num_checkpoints,
             totals=replace(storage.totals),
@@ -340,7 +340,7 @@ class PrefixCache:
         return entry if entry.checkpoint is None else None
 
     def _resume_from(self, source: Checkpoint) -> None:
-        self._storage.slots.acquire(source.slot)
+        self._storage.checkpoint_slots.acquire(source.slot)
         source.tier = PRIMARY  # where one prompt branched off, others will
         self._storage.totals.checkpoints_used += source.num_resumes == 0
         source.num_resumes += 1

@@ -21,8 +21,8 @@ from headrace.cache.types import PRIMARY, BlockId, PrefixKey, SlotId, Tier
 class Storage:
     """Blocks, slots and the index over them; callers read the parts and change them through these methods.
 
-    running   slots of running states
-    slots     those of checkpoints: the same pool unless checkpoints are packed (`num_packed_slots`)
+    running_slots      slots of running states
+    checkpoint_slots   those of checkpoints: the same pool unless checkpoints are packed (`num_packed_slots`)
     """
 
     def __init__(
@@ -39,16 +39,18 @@ class Storage:
         self._on_events = on_events
         self._eviction = eviction
         self.blocks = BlockPool(num_blocks, eviction.block_order(num_blocks))
-        self.running = StatePool(range(num_slots), Ranked(self._rank))
-        self.slots = self.running
+        self.running_slots = StatePool(range(num_slots), Ranked(self._rank))
+        self.checkpoint_slots = self.running_slots
         if num_packed_slots:
-            self.slots = StatePool(range(num_slots, num_slots + num_packed_slots), Ranked(self._rank))
+            self.checkpoint_slots = StatePool(range(num_slots, num_slots + num_packed_slots), Ranked(self._rank))
         self.index = PrefixIndex(num_blocks=num_blocks, block_size=block_size)
         self.totals = CacheCounters()
 
     @property
     def pools(self) -> tuple[BlockPool | StatePool, ...]:
-        return (self.blocks, self.slots) if self.running is self.slots else (self.blocks, self.running, self.slots)
+        if self.running_slots is self.checkpoint_slots:
+            return (self.blocks, self.checkpoint_slots)
+        return (self.blocks, self.running_slots, self.checkpoint_slots)
 
     def depth(self, entry: Entry | None) -> int:
         """How many blocks lead from the start of the prompt through `entry`."""
@@ -81,12 +83,12 @@ class Storage:
 
     def reserve_slot(self, tier: Tier = PRIMARY) -> SlotId | None:
         """One slot, evicting if need be a checkpoint of this tier or below; None if there is none."""
-        if not self.slots.num_free:
-            first = self.slots.first(tier)
+        if not self.checkpoint_slots.num_free:
+            first = self.checkpoint_slots.first(tier)
             if first is None:
                 return None
             self._on_events([self._evicted(self.index.detach(self.index.by_slot(first)))])
-        slots = self.slots.reserve(1)
+        slots = self.checkpoint_slots.reserve(1)
         assert slots is not None, "one is free now"
         return slots[0]
 
@@ -98,7 +100,7 @@ class Storage:
         return Rank(PRIMARY, self._eviction.worth(checkpoint.above_tokens, checkpoint.num_tokens))
 
     def _evicted(self, checkpoint: Checkpoint) -> CacheEvent:
-        self.slots.uncache(checkpoint.slot)
+        self.checkpoint_slots.uncache(checkpoint.slot)
         self.totals.checkpoints_evicted += 1
         self.totals.checkpoints_evicted_unused += checkpoint.num_resumes == 0
         return CheckpointEvicted(checkpoint.key)
@@ -116,7 +118,7 @@ class Storage:
     def index_state(self, entry: Entry, slot: SlotId, tier: Tier, above_tokens: int) -> Checkpoint:
         """Make the state in a held slot findable at `entry`, which has none."""
         checkpoint = Checkpoint(entry.key, entry.num_tokens, slot, tier, above_tokens)
-        self.slots.cache(slot)
+        self.checkpoint_slots.cache(slot)
         self.index.attach(entry, checkpoint)
         self.totals.checkpoints_published += 1
         self._on_events([CheckpointStored(checkpoint.key, checkpoint.num_tokens)])
@@ -125,7 +127,7 @@ class Storage:
     def forget_checkpoint(self, checkpoint: Checkpoint) -> bool:
         """Free a checkpoint's slot; not an eviction. False, and no change, if it is referenced or gone."""
         entry = self.index.find(checkpoint)
-        if entry is None or self.slots.is_referenced(checkpoint.slot):
+        if entry is None or self.checkpoint_slots.is_referenced(checkpoint.slot):
             return False
         self.forget_state(entry)
         return True
@@ -133,7 +135,7 @@ class Storage:
     def forget_state(self, entry: Entry) -> None:
         """Make the checkpoint of an entry unfindable; not an eviction. Whoever holds it keeps it."""
         checkpoint = self.index.detach(entry)
-        self.slots.uncache(checkpoint.slot)
+        self.checkpoint_slots.uncache(checkpoint.slot)
         self._on_events([CheckpointEvicted(checkpoint.key)])
 
     def forget(self, first: Entry) -> None:
@@ -142,7 +144,7 @@ class Storage:
         events: list[CacheEvent] = []
         for entry in reversed(self.index.remove(first)):
             if entry.checkpoint is not None:
-                self.slots.uncache(entry.checkpoint.slot)
+                self.checkpoint_slots.uncache(entry.checkpoint.slot)
                 events.append(CheckpointEvicted(entry.key))
             self.blocks.uncache(entry.block)
             events.append(BlockEvicted(entry.key))
@@ -170,9 +172,9 @@ class Storage:
 
     def drop_slot(self, slot: SlotId) -> None:
         """Give back a reserved slot that was never indexed. Raises NotHeld."""
-        if self.slots.is_indexed(slot):
+        if self.checkpoint_slots.is_indexed(slot):
             raise NotHeld(f"slot {slot} holds a published checkpoint: unpublish it instead")
-        self.slots.drop(slot)
+        self.checkpoint_slots.drop(slot)
 
     # Invariants
 
@@ -183,7 +185,7 @@ class Storage:
         self.index.check()
         if {entry.block for entry in self.index.entries()} != self.blocks.indexed():
             raise CorruptCache("the index and the block pool disagree on what is cached")
-        if {checkpoint.slot for checkpoint in self.index.checkpoints()} != self.slots.indexed():
+        if {checkpoint.slot for checkpoint in self.index.checkpoints()} != self.checkpoint_slots.indexed():
             raise CorruptCache("the index and the state pool disagree on what is cached")
         self._check_suffix_first()
 
