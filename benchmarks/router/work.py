@@ -89,7 +89,7 @@ class Work:
     )  # fmt: skip
     request = NO_CLIENT
     client_work = 0.0
-    exceeds = False
+    is_over_share = False
     may_be_admitted = True
     behind = None
     then: Callable[[Work], None]

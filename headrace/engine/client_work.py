@@ -47,7 +47,7 @@ class ClientWork:
         self._work[client] = self._work.get(client, 0.0) + cost / self._kept
         self._total += cost / self._kept
 
-    def exceeds(self, client: int) -> bool:
+    def is_over_share(self, client: int) -> bool:
         """True if the client has had more than SHARES times the mean of the others; a lone client never has."""
         work, num_others = self._work.get(client, 0.0), len(self._work) - 1
         return num_others > 0 and work * self._kept >= FORGOTTEN and work * num_others > SHARES * (self._total - work)

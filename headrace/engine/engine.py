@@ -198,10 +198,10 @@ class Engine(EngineDrafts):
         clients = [sequence.request.client for sequence in self._running]
         self._client_work.pass_time(now_s, clients)
         standing = {
-            client: (self._client_work.of(client), self._client_work.exceeds(client)) for client in set(clients)
+            client: (self._client_work.of(client), self._client_work.is_over_share(client)) for client in set(clients)
         }
         for sequence, client in zip(self._running, clients, strict=True):
-            sequence.client_work, sequence.exceeds = standing[client]
+            sequence.client_work, sequence.is_over_share = standing[client]
         while True:
             ready = (s for s in self._running if self._takes_part(s))
             chunks = self._scheduler.schedule(ready, self.cost_fit.costs, self._yielded)
@@ -232,7 +232,7 @@ class Engine(EngineDrafts):
         """Counts a step's work as its clients'; before its chunks count as computed."""
         for chunk, cost in zip(chunks, self._scheduler.work(chunks, self.cost_fit.costs), strict=True):
             self._client_work.add(chunk.sequence.request.client, cost)
-        if any(sequence.exceeds for sequence in self._running):
+        if any(sequence.is_over_share for sequence in self._running):
             self._yielded = self._yielded.after(chunks, self.cost_fit.costs, self._scheduler.least_row)
 
     def _give_tails(self, chunks: list[ScheduledChunk[Sequence]]) -> None:

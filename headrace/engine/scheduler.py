@@ -9,8 +9,8 @@ Before shorter prompts come those of lighter clients, whose requests took less o
 doublings of a step): with one, the others get up to LIGHT_SHARE. So a client that asks now and then does not wait for
 one that always does, in however many short requests. If all are of one client, only lengths count.
 
-Clients beyond their share (`ClientWork.exceeds`) yield to the others. Beside answers of others theirs take turns, by
-the node's measured costs: mostly in one step of 24, up to 1/4 of the time, or one answer (see
+Clients beyond their share (`ClientWork.is_over_share`) yield to the others. Beside answers of others theirs take
+turns, by the node's measured costs: mostly in one step of 24, up to 1/4 of the time, or one answer (see
 `headrace/engine/yielding.py`). Beside prompts of others theirs get at most 1/3 of what those cost, or a block; and
 where all prompts are of such clients, B is a quarter, so that a prompt of another that comes soon waits for a short
 step.
@@ -86,7 +86,7 @@ class Scheduler:
         prefilling = sorted((s for s in ready if s.is_prefilling), key=lambda s: s.arrival)
         head = prefilling[0] if prefilling else None
         turns = [s for s in ready if s is head or not s.is_prefilling]
-        if costs is not None and any(s.exceeds for s in turns):
+        if costs is not None and any(s.is_over_share for s in turns):
             yielding = yielding_answers((s for s in turns if s is not head), costs, self.least_row, yielded)
             turns = [s for s in turns if s not in yielding]
         turns = turns[: self.max_running]
@@ -106,7 +106,7 @@ class Scheduler:
         lighter = [s for s in prefilling if self._level(s) < level]
         shorter = [s for s in prefilling if self._level(s) == level and 2 * _left(s) < _left(first)]
         preferred = sorted(lighter + shorter, key=lambda s: (self._level(s), _left(s)))
-        ordinary = [s for s in prefilling if not s.exceeds]
+        ordinary = [s for s in prefilling if not s.is_over_share]
         gap_s = smallest_gap_s(chunk.sequence for chunk in decodes)
         if gap_s is not None and costs is not None:
             budget = self.within(gap_s, shape_of(decodes), first.num_computed, costs)
@@ -144,7 +144,7 @@ class Scheduler:
     def _level(self, sequence: Sequence) -> int:
         """How much its client has had lately, in doublings: 0 is less than a step, 3 is 7 to 15 steps. A client beyond
         its share has had more than any other."""
-        return int(math.log2(1 + sequence.client_work / self.max_step_tokens)) + sequence.exceeds
+        return int(math.log2(1 + sequence.client_work / self.max_step_tokens)) + sequence.is_over_share
 
     def _beside(self, decodes: list[ScheduledChunk[Sequence]], cost: float) -> StepBudget:
         """Budget that the decodes leave to prompts of a step that may cost so much."""

@@ -161,7 +161,7 @@ class Sequence:
     tokens           prompt and answer so far, in one piece of memory: garbage collections do not visit each
     arrival          when the router took it in, on the engine's clock; its place in every order
     client_work      what its client's requests have taken of this engine lately, in tokens at depth 0
-    exceeds          that is beyond its client's share: it yields to the others
+    is_over_share    that is beyond its client's share: it yields to the others
     num_expected     tokens that are to be computed here before it decodes, by the hit when it began to wait
     is_started       its first chunk has been launched, or its prompt has been received
     is_paused        it takes no part in steps: its tokens are not taken off fast enough
@@ -195,7 +195,7 @@ class Sequence:
     tokens: array[int] = field(init=False)
     arrival: Arrival = (0.0, 0)
     client_work: float = 0.0
-    exceeds: bool = False
+    is_over_share: bool = False
     num_expected: int = 0
     is_started: bool = False
     is_paused: bool = False

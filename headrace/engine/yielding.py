@@ -46,10 +46,10 @@ class Yielded:
     def after(self, chunks: Iterable[ScheduledChunk[Sequence]], costs: StepCosts, least_row: float) -> Yielded:
         """With a step of these chunks."""
         decoding = [chunk.sequence for chunk in chunks if not chunk.sequence.is_prefilling]
-        ordinary = [sequence for sequence in decoding if not sequence.exceeds]
+        ordinary = [sequence for sequence in decoding if not sequence.is_over_share]
         if not ordinary:
             return Yielded() if decoding else self
-        beyond = [sequence for sequence in decoding if sequence.exceeds]
+        beyond = [sequence for sequence in decoding if sequence.is_over_share]
         if beyond and self.is_turn:
             return Yielded()
         added_s = TURN_ADDS * _alone_s(ordinary, costs)
@@ -74,7 +74,7 @@ def yielding_answers(
     ordinary: list[Sequence] = []
     beyond: list[Sequence] = []
     for sequence in decoding:
-        (beyond if sequence.exceeds else ordinary).append(sequence)
+        (beyond if sequence.is_over_share else ordinary).append(sequence)
     if not ordinary:
         return set()
     alone_s = _alone_s(ordinary, costs)
