@@ -195,7 +195,7 @@ class StepProbe:
             launched = launch(inputs, *args)
             prefills = [entry for entry in inputs if not entry.is_decode]
             self._launched = StepRecord(
-                shape=shape_of(inputs),
+                shape=step_shape(inputs),
                 num_prefills=len(prefills),
                 num_writes=sum(1 + len(entry.emit) for entry in prefills),
                 passes=self._passes,
@@ -248,7 +248,7 @@ class StepProbe:
         return first.elapsed_time(second) / 1e3 if self._on_gpu else second - first
 
 
-def shape_of(inputs: Iterable[SequenceInput]) -> StepShape:
+def step_shape(inputs: Iterable[SequenceInput]) -> StepShape:
     shape = StepShape()
     for entry in inputs:
         if entry.is_decode:

@@ -25,9 +25,9 @@ from headrace.cache.tails import Tail, TailStep
 from headrace.engine.client_work import ClientWork
 from headrace.engine.drafted_steps import EngineDrafts
 from headrace.engine.drafting import Drafting
-from headrace.engine.failures import NeedsMoreMemory, OutOfMemory, blamed, first_line, is_first_prefill, shape
+from headrace.engine.failures import NeedsMoreMemory, OutOfMemory, blamed, first_line, is_first_prefill, log_summary
 from headrace.engine.intake import BadRequest
-from headrace.engine.load import shape_of
+from headrace.engine.load import step_shape
 from headrace.engine.runner import ModelRunner
 from headrace.engine.scheduler import Scheduler, VictimPolicy, after_turn
 from headrace.engine.sequence import Failed, Sequence, Started
@@ -303,7 +303,7 @@ class Engine(EngineDrafts):
             step,
             offers,
             launched,
-            shape_of(chunks),
+            step_shape(chunks),
             began_s,
             end=passes or launched.drawn,
             waits_for=waits_for,
@@ -357,6 +357,6 @@ class Engine(EngineDrafts):
     def _give_up(self, sequence: Sequence, shortage: Shortage, kind: type[NeedsMoreMemory] | type[OutOfMemory]) -> None:
         self._leave(sequence)
         what = f"needs more memory than this node has: {shortage.cause}"
-        log.error("request %s %s", shape(sequence.request), what)
+        log.error("request %s %s", log_summary(sequence.request), what)
         remedy = "shorten the prompt, or lower engine.max_step_tokens or engine.cache_bytes"
         sequence.job.on_event(Failed(kind(f"a step with these {len(sequence.tokens)} tokens {what}; {remedy}")))

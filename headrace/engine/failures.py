@@ -50,7 +50,7 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
-def shape(request: Request) -> str:
+def log_summary(request: Request) -> str:
     """A request as a log may show it: its id and sizes, none of its text."""
     sampling = request.sampling
     flags = [f"max_tokens {sampling.max_tokens}"]

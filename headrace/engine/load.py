@@ -55,7 +55,7 @@ def _expected(sequence: Sequence) -> tuple[int, int]:
     return sequence.prefill_length - sequence.num_expected, sequence.prefill_length
 
 
-def shape_of(chunks: Iterable[ScheduledChunk[Sequence]]) -> StepShape:
+def step_shape(chunks: Iterable[ScheduledChunk[Sequence]]) -> StepShape:
     """The contents of a step of these chunks; call before they are counted as computed."""
     num_decoding = context_tokens = prefill_tokens = prefill_depths = num_drafts = 0
     for chunk in chunks:

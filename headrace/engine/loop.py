@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from headrace.engine.engine import Engine
-from headrace.engine.failures import StepFailed, first_line, shape
+from headrace.engine.failures import StepFailed, first_line, log_summary
 from headrace.engine.sequence import Failed
 
 log = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class EngineLoop:
         """Ends every request: those of the step that raised with its error, because one of them may have caused it."""
         suspects = self.engine.suspects
         for sequence in suspects:
-            log.error("in the step that failed: request %s", shape(sequence.request))
+            log.error("in the step that failed: request %s", log_summary(sequence.request))
         for sequence in self.engine.sequences:
             error = StepFailed(cause) if sequence in suspects else EngineLost(f"the engine has crashed: {cause}")
             sequence.job.on_event(Failed(error))

@@ -45,7 +45,7 @@ from typing import Protocol
 
 from headrace.cache.checkpoints import ChunkSpan
 from headrace.cache.publishing import ScheduledChunk
-from headrace.engine.load import shape_of
+from headrace.engine.load import step_shape
 from headrace.engine.sequence import Sequence
 from headrace.engine.step_budget import StepBudget, TokenCost
 from headrace.engine.yielding import LIGHT_SHARE, NOTHING_YIELDED, Yielded, yielding_answers
@@ -109,7 +109,7 @@ class Scheduler:
         ordinary = [s for s in prefilling if not s.is_over_share]
         gap_s = smallest_gap_s(chunk.sequence for chunk in decodes)
         if gap_s is not None and costs is not None:
-            budget = self.within(gap_s, shape_of(decodes), first.num_computed, costs)
+            budget = self.within(gap_s, step_shape(decodes), first.num_computed, costs)
             budget, least = self._filled(budget, first.num_computed), 1
         else:
             start = first.num_computed if ordinary and not decodes and not preferred else 0

@@ -16,7 +16,7 @@ from headrace.cache.prefix_cache import PrefixCache
 from headrace.cache.publishing import ScheduledChunk
 from headrace.engine.accepted_drafts import append_new, keep_accepted, num_accepted
 from headrace.engine.drafting import Drafting
-from headrace.engine.failures import NanLogits, UnprovenPrefix, shape
+from headrace.engine.failures import NanLogits, UnprovenPrefix, log_summary
 from headrace.engine.logprobs import PromptScores
 from headrace.engine.requests import EngineRequests
 from headrace.engine.runner import ModelRunner
@@ -259,7 +259,7 @@ class EngineTokens(EngineRequests):
         kind = UnprovenPrefix if self.cache.forget_unproven(sequence.held) else NanLogits
         self.nan_requests += 1
         what = f"logits behind {len(sequence.tokens)} tokens are not numbers (NaN)"
-        log.error("request %s: %s", shape(sequence.request), what)
+        log.error("request %s: %s", log_summary(sequence.request), what)
         remedy = "its activations overflow, or its weights are damaged: try engine.dtype float32 or bfloat16"
         sequence.job.on_event(Failed(kind(f"the model's {what}; {remedy}")))
 

@@ -24,7 +24,7 @@ from router.requests.moves import Move, MoveOutcome
 from router.requests.node_calls import NodeCalls
 from router.requests.node_search import NodeSearch
 from router.requests.outputs import Ended, OutputSink
-from router.requests.shapes import client_number, shape_of
+from router.requests.shapes import client_number, log_summary
 from router.requests.siblings import Siblings
 from router.requests.stages import outcome_of
 from router.requests.states import Completed, RequestPhase
@@ -338,7 +338,7 @@ class RequestDriver:
                 await self._stay(attempt)
             case ev.FailRequest(cause):
                 if cause.code == NODE_CRASHED:
-                    log.error("quarantined: %s; its shape: %s", cause.message, shape_of(self.life.request))
+                    log.error("quarantined: %s; its shape: %s", cause.message, log_summary(self.life.request))
                 attempt.end_all()
             case ev.StartOver() | ev.FinishRequest():
                 attempt.end_all()

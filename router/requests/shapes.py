@@ -8,7 +8,7 @@ from hashlib import blake2b
 from headrace.request import Request
 
 
-def shape_of(request: Request) -> str:
+def log_summary(request: Request) -> str:
     """Length and settings of a request without its content, so that an operator can send one like it."""
     settings = asdict(request.sampling)
     del settings["seed"]

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.engine.step_probe import PhaseClock, StepRecord, shape_of, slowest_rows
+from benchmarks.engine.step_probe import PhaseClock, StepRecord, slowest_rows, step_shape
 from benchmarks.engine.step_profile import TINY, loads_of, main
 from headrace.engine.sampler import Drawn
 from headrace.forward.sequence_input import SequenceInput
@@ -32,7 +32,7 @@ def test_a_phase_does_not_count_what_runs_inside_it(monkeypatch: pytest.MonkeyPa
 def test_the_shape_of_a_step_is_that_of_its_inputs() -> None:
     decode = SequenceInput((1,), 9, [0], 0, 0)
     chunk = SequenceInput([1] * 6, 4, [1], 1, 1)
-    assert shape_of([decode, chunk, decode]) == StepShape(2, 20) + StepShape.prefill(4, 10)
+    assert step_shape([decode, chunk, decode]) == StepShape(2, 20) + StepShape.prefill(4, 10)
 
 
 def test_the_slowest_steps_are_those_that_exceed_their_contents_most() -> None:

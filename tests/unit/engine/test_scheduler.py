@@ -9,7 +9,7 @@ from headrace.cache.checkpoints import ChunkSpan
 from headrace.cache.hashing import PrefixHasher
 from headrace.cache.publishing import ScheduledChunk
 from headrace.engine.cost_fit import CostFit
-from headrace.engine.load import shape_of
+from headrace.engine.load import step_shape
 from headrace.engine.scheduler import LatestArrival, Scheduler, after_turn
 from headrace.engine.sequence import Job, Sequence
 from headrace.engine.step_budget import TokenCost
@@ -232,7 +232,7 @@ def with_gap(made: Sequence, token_gap_s: float | None) -> Sequence:
 
 
 def predicted_s(chunks: list[ScheduledChunk[Sequence]]) -> float:
-    return COSTS.seconds(shape_of(chunks))
+    return COSTS.seconds(step_shape(chunks))
 
 
 lengths, ages = st.integers(1, 5_000), st.integers(0, 100)
@@ -388,7 +388,7 @@ def test_full_passes_keep_the_gap_that_their_costs_are_fitted_to() -> None:
             chunks = scheduler.schedule([*decodes, sequence(20_000, num_computed=step % 20 * 512)], fit.costs)
             tokens = sum(chunk.span.end - chunk.span.start for chunk in chunks[35:])
             seconds = pass_s[sizes[bisect_left(sizes, tokens)]]
-            fit.observe(shape_of(chunks), seconds)
+            fit.observe(step_shape(chunks), seconds)
             if step >= 500:
                 took_s.append(seconds)
                 num_tokens += tokens
