@@ -105,8 +105,8 @@ class _Sequence:
         self.keys = prompt.keys
         self.prompt_length = self.prefill_length = prompt.num_tokens
         self.num_computed = claim.reused_tokens
-        self.checkpoints: list[int] = []
-        self.decoded: list[Checkpoint] = []
+        self.prompt_checkpoint_positions: list[int] = []
+        self.answer_checkpoints: list[Checkpoint] = []
 
 
 def replay(trace: Trace, cache: PrefixCache, policy: CheckpointPolicy, chunk_tokens: int) -> Replayed:

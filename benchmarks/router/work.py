@@ -83,9 +83,9 @@ class Work:
     """
 
     __slots__ = (
-        "arrival", "boundaries", "checkpoints", "claim", "decoded", "drafts", "fetch", "first_stride", "hit_policy",
+        "answer_checkpoints", "arrival", "boundaries", "claim", "drafts", "fetch", "first_stride", "hit_policy",
         "is_handed_over", "joined_s", "keys", "last_stride", "num_computed", "number", "prefill_length",
-        "prompt_length", "reused", "source", "then", "token_gap_s",
+        "prompt_checkpoint_positions", "prompt_length", "reused", "source", "then", "token_gap_s",
     )  # fmt: skip
     request = NO_CLIENT
     client_work = 0.0
@@ -105,8 +105,8 @@ class Work:
         self.num_computed = 0
         self.reused = 0
         self.boundaries: tuple[int, ...] = ()
-        self.checkpoints: list[int] = []
-        self.decoded: list[Checkpoint] = []
+        self.prompt_checkpoint_positions: list[int] = []
+        self.answer_checkpoints: list[Checkpoint] = []
         self.claim: Claim | None = None
         self.joined_s = 0.0
         self.fetch: Fetch | None = None

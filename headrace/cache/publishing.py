@@ -28,8 +28,8 @@ class CachedSequence(Protocol):
     prompt_length    tokens it came with
     prefill_length   leading tokens computed in chunks: the prompt, and after a preemption also the answer so far
     num_computed     leading tokens whose blocks and state are written
-    checkpoints      positions published in its prompt; the publisher appends to it
-    decoded          checkpoints in its answer that are still kept; the publisher appends and removes
+    prompt_checkpoint_positions   of the checkpoints published in its prompt; the publisher appends to it
+    answer_checkpoints            those in its answer that are still kept; the publisher appends and removes
     """
 
     @property
@@ -51,10 +51,10 @@ class CachedSequence(Protocol):
     def num_computed(self) -> int: ...
 
     @property
-    def checkpoints(self) -> list[int]: ...
+    def prompt_checkpoint_positions(self) -> list[int]: ...
 
     @property
-    def decoded(self) -> list[Checkpoint]: ...
+    def answer_checkpoints(self) -> list[Checkpoint]: ...
 
 
 S = TypeVar("S", bound=CachedSequence)
@@ -176,15 +176,15 @@ class Publisher:
 
         A newer checkpoint may supersede the request's older ones.
         """
-        claim, num_tokens = sequence.held, sequence.num_computed
+        claim, num_tokens, kept = sequence.held, sequence.num_computed, sequence.answer_checkpoints
         if not self._stands_at_kept_boundary(sequence) or _is_kept(sequence):
             return
-        for old in list(self._policy.superseded(sequence.decoded)):  # first, so that the newer one gets their slot
+        for old in list(self._policy.superseded(kept)):  # first, so that the newer one gets their slot
             self._cache.unpublish(old)
-            sequence.decoded.remove(old)
+            kept.remove(old)
         checkpoint = self._cache.donate_running(claim, self._key(sequence, num_tokens), num_tokens)
         if checkpoint is not None:
-            sequence.decoded.append(checkpoint)
+            kept.append(checkpoint)
 
     def _facts(self, sequence: CachedSequence) -> PromptFacts:
         return PromptFacts(
@@ -201,7 +201,8 @@ class Publisher:
 
 def _is_kept(sequence: CachedSequence) -> bool:
     """True if its state is a checkpoint already."""
-    newest = sequence.decoded[-1].num_tokens if sequence.decoded else None
+    kept = sequence.answer_checkpoints
+    newest = kept[-1].num_tokens if kept else None
     return sequence.held.source is not None or newest == sequence.num_computed
 
 
@@ -210,6 +211,6 @@ def _record(sequence: CachedSequence, checkpoint: Checkpoint | None) -> None:
     if checkpoint is None:
         return
     if checkpoint.num_tokens <= sequence.prompt_length:
-        sequence.checkpoints.append(checkpoint.num_tokens)
+        sequence.prompt_checkpoint_positions.append(checkpoint.num_tokens)
     else:
-        sequence.decoded.append(checkpoint)
+        sequence.answer_checkpoints.append(checkpoint)

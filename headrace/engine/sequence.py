@@ -178,8 +178,8 @@ class Sequence:
     num_sampled      tokens that followed the prompt here; on a decode node the first was sampled elsewhere
     bad_words        its bad words of several tokens; None: it has none
     num_scored       leading tokens of the prompt after which the next one's logprob has been reported
-    checkpoints      positions in its prompt of the checkpoints published for it
-    decoded          checkpoints in its answer that are still kept
+    prompt_checkpoint_positions   of the checkpoints published for it in its prompt
+    answer_checkpoints            checkpoints in its answer that are still kept
     drafts           tokens that may follow its newest one, in the newest step, made or being made; () in none
     behind           the check under way behind which the step that is being made finds it; None: its place is known
     drafter          guesses how it goes on; None: it has not drafted
@@ -213,8 +213,8 @@ class Sequence:
     num_prefilled: int = 0
     num_sampled: int = 0
     num_scored: int = 0
-    checkpoints: list[int] = field(default_factory=list)
-    decoded: list[Checkpoint] = field(default_factory=list)
+    prompt_checkpoint_positions: list[int] = field(default_factory=list)
+    answer_checkpoints: list[Checkpoint] = field(default_factory=list)
     drafts: SequenceOf[int] = ()
     behind: BehindCheck | None = None
     drafter: Drafter | None = None
@@ -359,7 +359,8 @@ class Sequence:
     @property
     def all_checkpoints(self) -> tuple[int, ...]:
         """Positions of all its checkpoints, each once: one that was evicted may be published again."""
-        return tuple(dict.fromkeys((*self.checkpoints, *(c.num_tokens for c in self.decoded))))
+        in_answer = (checkpoint.num_tokens for checkpoint in self.answer_checkpoints)
+        return tuple(dict.fromkeys((*self.prompt_checkpoint_positions, *in_answer)))
 
 
 def _resume_locally(hit: PrefixHit) -> HitPolicy:

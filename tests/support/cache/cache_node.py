@@ -38,8 +38,8 @@ class Request:
     prompt_length: int
     num_computed: int
     chunk: ScheduledChunk["Request"] | None = None
-    checkpoints: list[int] = field(default_factory=list)
-    decoded: list[Checkpoint] = field(default_factory=list)
+    prompt_checkpoint_positions: list[int] = field(default_factory=list)
+    answer_checkpoints: list[Checkpoint] = field(default_factory=list)
 
     @property
     def held(self) -> Claim:

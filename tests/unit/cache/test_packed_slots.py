@@ -20,8 +20,8 @@ def test_a_published_state_goes_on_in_its_own_slot() -> None:
     node.prefill(request)
     node.decode(request, [2] * 17)
     assert (request.claim.slot, request.claim.source) == (slot, None)
-    assert [checkpoint.num_tokens for checkpoint in request.decoded] == [48]
-    assert request.decoded[0].slot >= 16 + NUM_EMISSION_SLOTS, "numbered behind the running states"
+    assert [checkpoint.num_tokens for checkpoint in request.answer_checkpoints] == [48]
+    assert request.answer_checkpoints[0].slot >= 16 + NUM_EMISSION_SLOTS, "numbered behind the running states"
 
 
 def test_what_resumes_has_a_copy_and_lets_the_checkpoint_go() -> None:
@@ -58,7 +58,7 @@ def test_of_more_states_than_can_be_emitted_at_once_the_highest_tiers_are_kept()
     kept = [boundary for boundary, _ in request.chunk.emit]
     assert [(each.num_tokens, each.tier == PRIMARY) for each in kept] == [(64, False), (96, True)]
     node.finish_chunk(request)
-    assert request.checkpoints == [64, 96]
+    assert request.prompt_checkpoint_positions == [64, 96]
     node.finish(request)
     assert node.cache.stats().slots == PoolCounts(free=16, cached=0, in_use=0)
 

@@ -57,8 +57,8 @@ def test_a_decode_reserves_nothing() -> None:
 def test_checkpoints_of_the_prompt_and_of_the_answer_are_recorded_apart() -> None:
     node = FakeNode(policy="every")
     request = node.serve([1] * 33, answer=[2] * 16)
-    assert request.checkpoints == [16, 32]
-    assert [checkpoint.num_tokens for checkpoint in request.decoded] == [48]
+    assert request.prompt_checkpoint_positions == [16, 32]
+    assert [checkpoint.num_tokens for checkpoint in request.answer_checkpoints] == [48]
 
 
 def test_a_received_state_becomes_a_checkpoint_only_if_the_policy_keeps_decoded_ones() -> None:
@@ -69,7 +69,7 @@ def test_a_received_state_becomes_a_checkpoint_only_if_the_policy_keeps_decoded_
         publisher = Publisher(node.cache, checkpoint_policy(policy))
         publisher.publish_blocks(request)
         publisher.keep_received(request)
-        assert request.checkpoints == expected
+        assert request.prompt_checkpoint_positions == expected
         node.cache.check()
 
 

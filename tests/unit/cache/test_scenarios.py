@@ -34,7 +34,7 @@ def test_1_a_short_prompt_takes_four_blocks_and_one_slot_and_caches_no_tombstone
     node.finish_chunk(request)
     node.finish(request)
 
-    assert request.checkpoints == [48]
+    assert request.prompt_checkpoint_positions == [48]
     stats = node.cache.stats()
     assert (stats.blocks.cached, stats.slots.cached) == (3, 1)
     node.evict_states(1)
@@ -58,7 +58,7 @@ def test_2_the_first_to_leave_a_prefix_leaves_a_checkpoint_there_for_the_third(p
     assert second.claim.hit == PrefixHit(attention_tokens=32, state_tokens=0, resumable_tokens=0)
     assert (second.claim.branch_point, second.claim.reused_tokens) == (32, 0)
     node.prefill(second)
-    assert 32 in second.checkpoints
+    assert 32 in second.prompt_checkpoint_positions
     node.finish(second)
 
     third = admitted(node, text(32, 1) + text(25, 4))
@@ -241,7 +241,7 @@ def test_12_an_abort_in_any_phase_returns_both_pools(phase) -> None:
         node.receive(request)
     if phase == "decoding":
         node.decode(request, text(40, 9))
-        assert request.decoded
+        assert request.answer_checkpoints
     node.finish(request)
 
     stats = node.cache.stats()

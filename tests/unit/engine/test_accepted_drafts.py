@@ -55,7 +55,7 @@ class Decoding:
     def found(self) -> tuple[object, ...]:
         """What of it is in the cache."""
         stats, contents = self.cache.stats(), self.cache.contents()
-        positions = [checkpoint.num_tokens for checkpoint in self.sequence.decoded]
+        positions = [checkpoint.num_tokens for checkpoint in self.sequence.answer_checkpoints]
         return positions, set(contents.blocks), set(contents.checkpoints), stats.slots, stats.blocks
 
 
@@ -68,7 +68,7 @@ def test_tokens_accepted_at_once_leave_what_single_steps_leave(length: int, num_
     at_once.step(tokens, at_once=True, num_wrong=num_wrong)
     one_by_one.step(tokens, at_once=False)
     assert at_once.found == one_by_one.found
-    kept = {checkpoint.num_tokens: checkpoint.slot for checkpoint in at_once.sequence.decoded}
+    kept = {checkpoint.num_tokens: checkpoint.slot for checkpoint in at_once.sequence.answer_checkpoints}
     assert list(kept) == list(range(BLOCK, length + num_tokens + 1, BLOCK))
     assert all(at_once.tokens_of[slot] == position for position, slot in kept.items())
 
@@ -108,5 +108,5 @@ def test_with_a_tail_tokens_leave_the_same(length: int, num_tokens: int, num_wro
         without.step(tokens, at_once=False)
         # Slots aside: a checkpoint stays in use as the base of the tail.
         assert with_tail.found[:3] == without.found[:3] and with_tail.found[4] == without.found[4]
-    kept = {checkpoint.num_tokens: checkpoint.slot for checkpoint in with_tail.sequence.decoded}
+    kept = {checkpoint.num_tokens: checkpoint.slot for checkpoint in with_tail.sequence.answer_checkpoints}
     assert all(with_tail.tokens_of[slot] == position for position, slot in kept.items())

@@ -46,5 +46,5 @@ def test_a_prompt_goes_on_without_checkpoints_for_which_there_is_no_slot(tiny_ch
     assert scarce.sizes.num_slots < len(BOUNDARIES)
     asked = request(random_prompt(300))
     answer = generate(scarce, asked)
-    assert 0 < len(answer.sequence.checkpoints) < len(BOUNDARIES)
+    assert 0 < len(answer.sequence.prompt_checkpoint_positions) < len(BOUNDARIES)
     assert answer.tokens == generate(built, asked).tokens
