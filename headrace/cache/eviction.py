@@ -1,8 +1,8 @@
 """Eviction order of cached blocks and checkpoints: one policy object over both pools.
 
-Blocks are evicted by recency, and under `reuse_aware` by how many requests have used them as well (`Reused`). They form
-chains that lose their suffix first, each saves about the same work per byte, and a chain is worth nothing without its
-start.
+Blocks are evicted by recency (`LruOrder`), and under `reuse_aware` by how many requests have used them as well
+(`UseCountOrder`). They form chains that lose their suffix first, each saves about the same work per byte, and a chain
+is worth nothing without its start.
 
 Checkpoints are evicted tier by tier: grid checkpoints (see `headrace.cache.types.PRIMARY`) before primary ones, the
 densest grid first, each tier by recency. The policy only gives the worth of a primary checkpoint. Within that tier the
@@ -81,7 +81,7 @@ class BlockOrder(EvictionOrder[BlockId], Protocol):
         ...
 
 
-class Recency(LinkedIds[Id]):
+class LruOrder(LinkedIds[Id]):
     """Least recently used first; one tier of the ids 0 .. `num_ids` - 1."""
 
     def __iter__(self) -> Iterator[Id]:
@@ -112,7 +112,7 @@ REUSE_WORTHS = (1.0, 3.0, 4.0, 5.0)
 first. On request traces 26 to 45 % of blocks are used a second time, and 42 to 85 % of those a third time."""
 
 
-class Reused(Generic[Id]):
+class UseCountOrder(Generic[Id]):
     """GreedyDual's order (see above) with worths by the number of requests that used an id, of 0 .. `num_ids` - 1.
 
     A prefix's start has been used as often as anything that follows on it, and as lately: suffixes still go first.
@@ -181,7 +181,7 @@ class _TierQueues(Generic[Id]):
         return min(((priority, id_) for id_, priority in heads), default=None)
 
 
-class Ranked(Generic[Id]):
+class TieredOrder(Generic[Id]):
     """Order by tier, then by GreedyDual. `rank` is called when an id enters."""
 
     def __init__(self, rank: Callable[[Id], Rank]) -> None:
@@ -252,7 +252,7 @@ class Lru:
     name = "lru"
 
     def block_order(self, num_blocks: int) -> BlockOrder:
-        return Recency(num_blocks)
+        return LruOrder(num_blocks)
 
     def worth(self, above_tokens: int, num_tokens: int) -> float:
         return 1.0
@@ -269,7 +269,7 @@ class FlopAware:
     name = "flop_aware"
 
     def block_order(self, num_blocks: int) -> BlockOrder:
-        return Recency(num_blocks)
+        return LruOrder(num_blocks)
 
     def worth(self, above_tokens: int, num_tokens: int) -> float:
         linear = num_tokens - above_tokens
@@ -283,7 +283,7 @@ class ReuseAware(FlopAware):
     name = "reuse_aware"
 
     def block_order(self, num_blocks: int) -> BlockOrder:
-        return Reused(num_blocks)
+        return UseCountOrder(num_blocks)
 
 
 EVICTION_POLICIES = (Lru.name, FlopAware.name, ReuseAware.name)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from headrace.cache.errors import CorruptCache, NotHeld
 from headrace.cache.events import BlockEvicted, BlockStored, CacheEvent, CheckpointEvicted, CheckpointStored
-from headrace.cache.eviction import EvictionPolicy, Rank, Ranked
+from headrace.cache.eviction import EvictionPolicy, Rank, TieredOrder
 from headrace.cache.index import Checkpoint, Entry, PrefixIndex
 from headrace.cache.pools import BlockPool, StatePool
 from headrace.cache.stats import CacheCounters
@@ -39,10 +39,10 @@ class Storage:
         self._on_events = on_events
         self._eviction = eviction
         self.blocks = BlockPool(num_blocks, eviction.block_order(num_blocks))
-        self.running_slots = StatePool(range(num_slots), Ranked(self._rank))
+        self.running_slots = StatePool(range(num_slots), TieredOrder(self._rank))
         self.checkpoint_slots = self.running_slots
         if num_packed_slots:
-            self.checkpoint_slots = StatePool(range(num_slots, num_slots + num_packed_slots), Ranked(self._rank))
+            self.checkpoint_slots = StatePool(range(num_slots, num_slots + num_packed_slots), TieredOrder(self._rank))
         self.index = PrefixIndex(num_blocks=num_blocks, block_size=block_size)
         self.totals = CacheCounters()
 

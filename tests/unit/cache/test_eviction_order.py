@@ -12,26 +12,26 @@ from headrace.cache.eviction import (
     EVICTION_POLICIES,
     REUSE_WORTHS,
     FlopAware,
+    LruOrder,
     Rank,
-    Ranked,
-    Recency,
-    Reused,
+    TieredOrder,
+    UseCountOrder,
     eviction_policy,
 )
 from headrace.cache.types import PRIMARY, BlockId, SlotId, Tier
 
 
-def order_of(**ranks: tuple[int, float]) -> tuple[Ranked[SlotId], dict[str, SlotId]]:
+def order_of(**ranks: tuple[int, float]) -> tuple[TieredOrder[SlotId], dict[str, SlotId]]:
     """Slots named by letters, added in this order with these tiers and worths."""
     slots = {name: SlotId(number) for number, name in enumerate(ranks)}
     by_slot = {slots[name]: Rank(Tier(tier), worth) for name, (tier, worth) in ranks.items()}
-    order: Ranked[SlotId] = Ranked(by_slot.__getitem__)
+    order: TieredOrder[SlotId] = TieredOrder(by_slot.__getitem__)
     for slot in slots.values():
         order.add(slot)
     return order, slots
 
 
-def evict(order: Ranked[SlotId], slots: dict[str, SlotId], up_to: int = PRIMARY) -> str | None:
+def evict(order: TieredOrder[SlotId], slots: dict[str, SlotId], up_to: int = PRIMARY) -> str | None:
     first = order.first(Tier(up_to))
     if first is None:
         return None
@@ -84,7 +84,7 @@ def test_use_makes_it_young_again() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, PRIMARY), st.floats(1, 1e9)), max_size=30))
 def test_iteration_is_the_order_of_eviction(ranks: list[tuple[int, float]]) -> None:
-    order: Ranked[SlotId] = Ranked(lambda slot: Rank(Tier(ranks[slot][0]), ranks[slot][1]))
+    order: TieredOrder[SlotId] = TieredOrder(lambda slot: Rank(Tier(ranks[slot][0]), ranks[slot][1]))
     for number in range(len(ranks)):
         order.add(SlotId(number))
     expected = list(order)
@@ -110,13 +110,13 @@ def test_an_unknown_policy_is_refused_with_those_that_exist() -> None:
         eviction_policy("fifo", math.inf)
 
 
-def used(order: Reused[BlockId], block: int, times: int) -> None:
+def used(order: UseCountOrder[BlockId], block: int, times: int) -> None:
     for _ in range(times):
         order.count_use(BlockId(block))
     order.add(BlockId(block))
 
 
-def evicted(order: Reused[BlockId]) -> int:
+def evicted(order: UseCountOrder[BlockId]) -> int:
     block = order.first()
     assert block is not None
     order.remove(block)
@@ -125,7 +125,7 @@ def evicted(order: Reused[BlockId]) -> int:
 
 
 def test_a_block_that_many_requests_used_outlives_later_ones_that_one_request_used() -> None:
-    order: Reused[BlockId] = Reused(10)
+    order: UseCountOrder[BlockId] = UseCountOrder(10)
     used(order, 0, times=2)
     for block in range(1, 4):
         used(order, block, times=1)
@@ -134,7 +134,7 @@ def test_a_block_that_many_requests_used_outlives_later_ones_that_one_request_us
 
 
 def test_it_is_evicted_in_its_turn_however_often_it_was_used() -> None:
-    order: Reused[BlockId] = Reused(10)
+    order: UseCountOrder[BlockId] = UseCountOrder(10)
     used(order, 0, times=9)
     rounds = 0
     while True:  # a cache of two blocks, the other one new each time
@@ -156,7 +156,7 @@ def test_the_clock_goes_on_to_the_last_of_many_that_go_at_once() -> None:
 
 
 def test_a_block_with_new_contents_has_been_used_by_nobody() -> None:
-    order: Reused[BlockId] = Reused(10)
+    order: UseCountOrder[BlockId] = UseCountOrder(10)
     used(order, 0, times=5)
     assert evicted(order) == 0
     used(order, 0, times=1)
@@ -164,10 +164,10 @@ def test_a_block_with_new_contents_has_been_used_by_nobody() -> None:
     assert list(order) == [0, 1]
 
 
-@pytest.mark.parametrize("order_of", [Recency, Reused])
+@pytest.mark.parametrize("order_of", [LruOrder, UseCountOrder])
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 6), st.integers(0, 4)), max_size=40))
 def test_many_go_at_once_as_they_would_one_by_one(
-    order_of: Callable[[int], Recency[BlockId] | Reused[BlockId]], rounds: list[tuple[int, int, int]]
+    order_of: Callable[[int], LruOrder[BlockId] | UseCountOrder[BlockId]], rounds: list[tuple[int, int, int]]
 ) -> None:
     """Each round uses one block some times and evicts some."""
     at_once, one_by_one = order_of(21), order_of(21)
@@ -192,4 +192,4 @@ def test_many_go_at_once_as_they_would_one_by_one(
 
 def test_blocks_are_kept_by_recency_unless_reuse_counts() -> None:
     kinds = {name: type(eviction_policy(name).block_order(4)) for name in EVICTION_POLICIES}
-    assert kinds == {"lru": Recency, "flop_aware": Recency, "reuse_aware": Reused}
+    assert kinds == {"lru": LruOrder, "flop_aware": LruOrder, "reuse_aware": UseCountOrder}

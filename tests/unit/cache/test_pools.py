@@ -1,14 +1,14 @@
 import pytest
 
 from headrace.cache.errors import CorruptCache, NotHeld
-from headrace.cache.eviction import Recency
+from headrace.cache.eviction import LruOrder
 from headrace.cache.pools import BlockPool, PoolCounts, StatePool
 from headrace.cache.types import BlockId
 
 
 def pool_with_cached(num_cached: int, total: int = 4) -> tuple[BlockPool, list[BlockId]]:
     """A pool whose first `num_cached` blocks are cached, the first the oldest."""
-    pool = BlockPool(total, Recency(total))
+    pool = BlockPool(total, LruOrder(total))
     blocks = pool.reserve(num_cached)
     assert blocks is not None
     for block in blocks:
@@ -18,7 +18,7 @@ def pool_with_cached(num_cached: int, total: int = 4) -> tuple[BlockPool, list[B
 
 
 def test_reserve_takes_distinct_free_ids_or_nothing() -> None:
-    pool = BlockPool(4, Recency(4))
+    pool = BlockPool(4, LruOrder(4))
     first = pool.reserve(3)
     assert first is not None and len(set(first)) == 3
     assert pool.reserve(2) is None
@@ -30,7 +30,7 @@ def test_reserve_takes_distinct_free_ids_or_nothing() -> None:
 
 
 def test_an_id_is_free_again_with_its_last_reference() -> None:
-    pool = StatePool(range(2), Recency(2))
+    pool = StatePool(range(2), LruOrder(2))
     (slot,) = pool.reserve(1) or []
     pool.acquire(slot)
     pool.drop(slot)
@@ -104,7 +104,7 @@ def test_misuse_is_refused_and_changes_nothing() -> None:
 
 
 def test_caching_twice_is_refused() -> None:
-    pool = BlockPool(1, Recency(1))
+    pool = BlockPool(1, LruOrder(1))
     (block,) = pool.reserve(1) or []
     pool.cache(block)
     with pytest.raises(NotHeld, match="already cached"):
