@@ -44,8 +44,8 @@ class EngineConfig:
     checkpoint_policy  none, align, every or branch (docs/cache-policy.md)
     checkpoint_grid_tokens   branch only: distance of the grid checkpoints, which are kept while slots are free
     eviction_policy    flop_aware, reuse_aware or lru (docs/cache-policy.md)
-    max_step_tokens    token budget of one step; longer prompts are prefilled in chunks of it. In a step that is shared,
-                       with decodes or shorter prompts, tokens far into a prompt count for more, by what they cost
+    max_step_tokens    token budget of one step; longer prompts are prefilled in chunks. If decodes or shorter prompts
+                       share the step, a token far into a prompt counts as several, by what its attention costs
     max_running        requests in one step
     max_model_tokens   longest prompt + answer; if left out, the model's own limit (config.json)
     speculation        drafts of answers' tokens, off by default (docs/speculation.md)
@@ -118,7 +118,7 @@ class EngineConfig:
 
     @property
     def max_step_drafts(self) -> int:
-        """Drafts of a step at most: half the rows that its decodes leave stay for prompts."""
+        """Most drafts of a step: half of the tokens that `max_running` decodes leave; the other half is for prompts."""
         return (self.max_step_tokens - self.max_running) // 2
 
     @property

@@ -138,7 +138,7 @@ class CapturedDrafts:
         return [each[: start.num_drafts] for each, start in zip(ids, starts, strict=True)]
 
     def takes(self, starts: Sequence[CheckedSequence], num_passes: int) -> bool:
-        """True if `draft_ahead` does."""
+        """True if `draft_ahead` can take these sequences with so many passes."""
         return (
             len(starts) <= self.sizes[-1]
             and num_passes <= self._drafted.shape[1]
@@ -204,13 +204,13 @@ class CapturedDrafts:
         return self._drafted[:size, -1]
 
     def _pass(self, size: int, place: int) -> Tensor:
-        """The draft of each row that so many stand before; returns them."""
+        """Makes each row's draft at `place`, the first one being at 0; returns these drafts."""
         self._hidden[:size].copy_(self._draft(size, place, self._hidden[:size]))
         return self._drafted[:size, place]
 
     def _draft(self, size: int, place: int, previous: Tensor) -> Tensor:
-        """Writes the draft of each row that so many stand before; returns the layer's vectors, of which the next ones
-        are made."""
+        """Writes each row's draft at `place`, the first one being at 0. Returns the layer's hidden vectors, from which
+        the drafts at the next place are made."""
         tokens, next_positions, ends, _ = self._starts(size)
         if place:
             tokens = self._drafted[:size, place - 1]

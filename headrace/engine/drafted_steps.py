@@ -1,10 +1,11 @@
-"""The drafts of an engine's steps: when they are made, behind known tokens or behind a step whose tokens are not.
+"""The drafts of an engine's steps: when they are made, and whether the host knows the tokens before them by then.
 
-With a layer that drafts ahead the device waits for the host neither where drafts begin nor where they end:
+With a layer that drafts ahead, the device waits for the host neither when drafting begins nor when it ends:
 
     step without drafts, its passes -> check, its passes -> check ... -> check, its passes -> step without drafts
 
-The last one stands behind a check, so that its places are found as a check's are, and it is timed and priced as one.
+The last step has no drafts, but it follows a check. So its tokens find their places on the device, as those of a check
+do, and the step is timed and priced as a check.
 """
 
 from __future__ import annotations
@@ -32,9 +33,12 @@ class EngineDrafts(EngineTokens):
     def _draft(self, drafting: Drafting) -> None:
         """Has the sequences that decode draft for the next step.
 
-        Where the layer has drafted behind the step under way, its drafts follow tokens that nobody knows yet. Other
-        drafts follow known ones: where some are likely, the step settles first. While answers go on the device is not
-        kept waiting for that, if the layer can draft behind the next step instead.
+        If the layer has drafted behind the step in flight, and the next step may follow it (`_may_follow`), the next
+        step takes these drafts: the host need not know the tokens before them.
+
+        Otherwise drafts follow known tokens. If the step in flight is a check, the engine waits for its tokens. If it
+        has no drafts, the engine waits only where drafting is likely to pay. Even then it does not wait if answers go
+        on in the step in flight and the layer can draft behind the next one: the step after that has drafts.
         """
         now_s, fit = self._clock(), self.cost_fit
         self._turn_s = now_s
@@ -76,7 +80,11 @@ class EngineDrafts(EngineTokens):
         )
 
     def _draft_behind(self, step: InFlight, drafting: Drafting, decoding: set[Sequence], now_s: float) -> None:
-        """Has sequences draft behind a step under way; one with drafts settles if states would lack slots."""
+        """Has sequences draft behind the step in flight.
+
+        If slots are too few for the states behind drafts, a check in flight settles first, which frees its slots. Then
+        drafts are shortened where a slot is still missing.
+        """
         rows = drafting.rows_ahead
         pending = dict.fromkeys(step.inputs.draw_index, 1)
         for chunk in step.chunks:

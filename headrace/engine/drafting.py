@@ -51,11 +51,12 @@ class LayerDrafts(Protocol):
     """A layer of the model that drafts for all sequences of a step at once."""
 
     def drafts(self, wanted: list[tuple[Sequence, int]], num_running: int) -> list[SequenceOf[int]]:
-        """At most so many tokens after each sequence's: those made ahead, or some made now behind known tokens.
+        """Drafts of each sequence in `wanted`, at most as many as its number there.
 
-        Waits for the device, unless some are made ahead; then whoever asks for a value does, and the others get none.
+        If drafts were made ahead, returns those, and none for the other sequences. Their values may still be on their
+        way: whoever reads one waits for it. Otherwise makes drafts now, behind known tokens, and waits for the device.
 
-        num_running   sequences that may need a block in the step: drafts take none of these
+        num_running   sequences that may need a block in the step: drafts leave a block for each
         """
         ...
 
@@ -83,14 +84,15 @@ class LayerDrafts(Protocol):
 
 
 class Drafting:
-    """Asks grammars and drafters for the next tokens of decoding sequences, and counts how many of them were right.
+    """Asks grammars and drafters for the next tokens of decoding sequences, and counts how many were accepted.
 
-    drafter           makes the drafter of a sequence when it first drafts, or drafts for all of them, behind the choice
-                      of their number; None: only what grammars force is drafted
-    count             chooses how many of them a step tries
-    max_drafts        of a sequence in a step at most
-    block_size        tokens of a prompt that a step computes at least, beside its drafts
-    max_step_tokens   tokens of prompts that it computes at most
+    drafter           a function that makes the drafter of one sequence, called when the sequence first drafts; or a
+                      layer of the model that drafts for all sequences, once the number of drafts is chosen. None: only
+                      tokens that a grammar forces are drafted
+    count             chooses how many drafts a step tries
+    max_drafts        most drafts of one sequence in a step
+    block_size        fewest tokens of prompts that a step with drafts is counted on to compute, if prompts wait
+    max_step_tokens   most tokens of prompts that it is counted on to compute
     """
 
     def __init__(
@@ -129,9 +131,10 @@ class Drafting:
     def would_draft(
         self, running: Collection[Sequence], pending: Collection[Sequence], fit: CostFit, now_s: float
     ) -> bool:
-        """True if it pays to draft behind the tokens under way, of the `pending` ones: known by then, or not yet.
+        """True if it pays to draft behind the tokens in flight, one for each of the `pending` sequences.
 
-        That is guessed by what follows the tokens that are known. `propose` learns from it whether the guess was right.
+        The host does not know these tokens yet. Grammars and drafters guess them, too, and draft behind the guess; once
+        the token is known, `propose` counts whether the guess was right. The layer drafts behind the token itself.
         """
         chosen = self._chosen(running, dict.fromkeys(pending, 1), fit, now_s)
         self._guesses = [(found, len(found.sequence.tokens)) for found, _ in chosen if found.next is not None]

@@ -102,7 +102,8 @@ class FutureDrafts(Sequence[int]):
 class CheckedStarts:
     """Inputs of the captured pass that finds where drafts begin: tensors at fixed addresses, filled by one kernel.
 
-    A sequence may have had no drafts, or stand behind the check before, whose accepted drafts were counted here, too.
+    A sequence in the launched step may have no drafts. It may also stand behind the check before: then its place
+    depends on how many drafts that check accepted, which this pass counted at the time.
     """
 
     def __init__(self, sources: CheckSources, memory: CacheMemory) -> None:

@@ -1,10 +1,13 @@
 """One node's engine: its step schedules chunks, launches them, and settles the tokens they draw. One thread.
 
-With `overlap`, a step is launched before the tokens of the one before are known: scheduling needs only lengths, and the
-runner fills in the drawn tokens on the device, and counts them there for penalties. A sequence that turns out to have
-ended has then computed one token too many, which is dropped. What else needs a token's value, hashes and a preemption,
-waits for it. Behind a step with drafts not even lengths are known: there the runner finds the places, too, as long as
-the model's layer drafts, and logits and positions alone say what the tokens are.
+With `overlap`, a step is launched before the tokens of the step before it are known. Scheduling needs only lengths. The
+runner fills in the drawn tokens on the device, and counts them there for penalties. If a sequence turns out to have
+ended, the later step has computed one token too many, which is dropped. Whatever else needs the value of a token waits
+until the token is known: block hashes, masks of grammars, and preemptions.
+
+Behind a step with drafts, the host does not even know lengths. The next step is launched before they are known only if
+the model's layer makes the drafts, and if every token is drawn by logits and position alone (`Sequence.draws_alike`).
+The device then finds the places of its tokens.
 
 `EngineLoop` (headrace/engine/loop.py) drives it; prefill and decode nodes differ only in the jobs they submit.
 """
@@ -42,13 +45,14 @@ from headrace.step_costs import StepCosts
 log = logging.getLogger(__name__)
 
 HOST_SHARE = 1 / 8
-"""Share of a step's time that commands may take beside it, and admissions as much: launching the next takes a third."""
+"""Share of a step's time that commands may take while it runs. Admissions may take as much again; launching the next
+step takes a third."""
 
 LEAD = 2.0
-"""A step is made before the device is done, by so many times what making one has lately taken at most."""
+"""Making the next step begins before the device is expected to be done: by LEAD times `Engine._making_s`."""
 
 KEPT_LEAD = 0.95
-"""Share of the longest such time that is kept from one step to the next."""
+"""Share of `Engine._making_s` that is kept from each step to the next, so that one slow step is forgotten in time."""
 
 
 class Engine(EngineDrafts):
@@ -148,9 +152,10 @@ class Engine(EngineDrafts):
 
     @property
     def host_share_s(self) -> float:
-        """How long commands, and how long admissions, may take before the next step; any time if none is in flight.
+        """Seconds that commands may take before the next step, and admissions as many; inf if no step is in flight.
 
-        Beyond what the device computes meanwhile they would make the next step late, for all that decode.
+        The device computes the step in flight meanwhile. If commands and admissions took longer, the next step would be
+        late, for all sequences that decode.
         """
         if self._in_flight is None:
             return math.inf
@@ -224,7 +229,10 @@ class Engine(EngineDrafts):
         return chunks
 
     def _has_blocks(self, chunk: ScheduledChunk[Sequence], num_chunks: int) -> bool:
-        """Takes the blocks that a chunk needs; those that it may need none that another one of the step does."""
+        """Takes the blocks that a chunk needs; False, and no change, if there are too few.
+
+        A chunk with slack takes blocks that it may turn out not to need, so it must leave one for each of the step's.
+        """
         num_left = num_chunks if chunk.slack else 0
         return self.cache.extend(chunk.sequence.held, chunk.span.end + chunk.slack, min_blocks_left=num_left)
 
@@ -323,12 +331,12 @@ class Engine(EngineDrafts):
     # ------------------------------------------------------------ too little memory
 
     def _do_without(self, chunks: list[ScheduledChunk[Sequence]], shortage: Shortage) -> None:
-        """Gives one request up for a step that found too little memory, whose layers may have run in part.
+        """Gives up one request of a step that found too little memory. Some of the step's layers may have run.
 
         Nothing of the step was published, and it wrote nothing but blocks and states of its own sequences. Their
-        blocks and the entries of their tails are written again. A state that was read from another slot than it was
-        written to is as it was before; one that was updated in place may have advanced in some layers, so that its
-        sequence is computed again.
+        blocks and the entries of their tails are written again. A state that was read from one slot and written to
+        another is as it was before. A state that was updated in place may have advanced in some layers: its sequence
+        is computed again, or given up, too, if its blocks are being sent.
         """
         self._settle()
         if self.drafting is not None:

@@ -1,9 +1,12 @@
 """Prompts that wait for a prefix which another one is computing, instead of computing the same again. Pure.
 
-A *follower* holds nothing while it waits. Its *leader* leaves a checkpoint where both prompts part. The follower is
-admitted as soon as that is there, or as soon as the leader no longer computes: it was aborted, preempted, paused, or it
-has failed. A follower waits only if that is no slower than computing all by itself, in tokens of the prompts that come
-first; and only until the engine has computed as many as that would have taken.
+A *follower* holds nothing while it waits. Its *leader* leaves a checkpoint where both prompts part. The follower waits
+until that checkpoint is there, or until the leader no longer computes, because it was aborted, preempted or paused, or
+has failed.
+
+A follower waits only if it will be done no later than if it computed everything itself. Both are counted in tokens of
+prompts that the engine computes until then. It stops waiting when the engine has computed as many tokens as the prompt
+would have needed alone.
 """
 
 from __future__ import annotations
@@ -62,11 +65,12 @@ def cost_alone(
     cached_tokens: int,
     tokens_before: Callable[[EngineSequence, int], int],
 ) -> int | None:
-    """Returns the tokens of prompts that are computed until a sequence is done that does not wait; None if it were done
-    earlier so.
+    """Returns how many tokens of prompts are computed until the sequence is done if it does not wait.
 
-    cached_tokens   that it could begin with at once
-    tokens_before   of other prompts, before a sequence has computed so many of its own
+    None: it should not wait, because the leader saves it nothing, or because it would be done later behind the leader.
+
+    cached_tokens   leading tokens that it could begin with at once
+    tokens_before   tokens of other prompts that are computed before a sequence has computed so many of its own
     """
     leader, rest = following.leader, sequence.prefill_length - following.num_tokens
     own, left = sequence.prefill_length - cached_tokens, following.num_tokens - leader.num_computed

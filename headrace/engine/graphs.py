@@ -131,10 +131,11 @@ class Replayed:
 class StepGraphs:
     """The captured passes of a node: of single tokens, with drafts or without, of longer chunks, and of both in one.
 
-    A step's single tokens and as many of its chunks as a pass takes are one replay, its other chunks as many as they
-    need. Each reads the weights anew, which takes less time than launching all together. So whatever the number and the
-    mix of a step's sequences, all of it is replayed, unless one chunk alone does not fit. Where tokens have drafts, or
-    stand behind some, all single ones are rows of a check.
+    One replay computes a step's single tokens and as many of its longer chunks as fit into the same pass; others
+    take further replays. Each replay reads the weights anew, which still takes less time than launching the whole step
+    as one pass that was not captured. So a step is replayed whatever the number and the mix of its sequences, unless a
+    part of it fits no pass. If any single token has drafts or stands behind a check, all single tokens of the step are
+    rows of a check.
     """
 
     block_size: int

@@ -11,11 +11,14 @@ from headrace.step_costs import LONG_BESIDE_SHORT
 def tokens_before(
     sequence: Sequence, running: Iterable[Sequence], waiting: Iterable[Sequence], *, own: int, is_full: bool
 ) -> int:
-    """Returns the tokens of other prompts that are computed before `own` tokens of a sequence, by about what is known.
+    """Returns about how many tokens of other prompts are computed before `own` tokens of a sequence.
 
-    Much longer and newer prompts share the steps with it: beside it half as many of their tokens are computed as of its
-    own (see `Scheduler`). But if the cache is full, all that stand before it come first, save the long ones that it
-    passes in the waiting line (see `WaitingLine`): of those one at the most.
+    The others are the prompts that run, and those that wait and were preempted or arrived before the sequence. Prompts
+    more than twice as long as the sequence's share the steps with it, and so do newer ones: together they compute at
+    most half as many tokens as it does (see `Scheduler`). The rest of the others come first as a whole.
+
+    If the cache is full, all the others come first, but for long prompts that the sequence passes in the waiting line
+    (see `WaitingLine`): only one of these counts.
     """
     others = [(other, left_of(other)) for other in running if other is not sequence]
     others += [(s, s.num_expected) for s in waiting if s.num_preemptions or s.arrival < sequence.arrival]

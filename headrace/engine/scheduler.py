@@ -1,39 +1,45 @@
 """Scheduling: which sequences run in the next step, how many tokens of each, and which one is preempted.
 
-Pure: no tensors, no clock. Decoding sequences go first: one token each, and its drafts. Prefills share what they leave
-of the budget, B. Prompts with less than half as many tokens left as the one that arrived first get up to SHORT_SHARE
-of it, those with the fewest first; it gets the rest, and what it leaves goes by arrival. So a short prompt does not
-wait for a long one, and prompts of one length are computed one after another.
+Pure: no tensors, no clock. B is `max_step_tokens`, the budget of a step.
 
-Before shorter prompts come those of lighter clients, whose requests took less of this engine lately (`ClientWork`, in
-doublings of a step): with one, the others get up to LIGHT_SHARE. So a client that asks now and then does not wait for
-one that always does, in however many short requests. If all are of one client, only lengths count.
+Order. Decoding sequences go first: each gets its newest token and its drafts. Prompts share what the decodes leave of
+the budget. Prompts with less than half as many tokens left as the prompt that arrived first are served before it, those
+with the fewest tokens first, in up to SHORT_SHARE of the prompts' budget. The prompt that arrived first gets the rest.
+What it leaves goes to the other prompts by arrival. So a short prompt does not wait for a long one, and prompts of one
+length are computed one after another. If there are more sequences than a step takes, all decoding sequences and the
+prompt that arrived first take turns.
 
-Clients beyond their share (`ClientWork.is_over_share`) yield to the others. Beside answers of others theirs take
-turns, by the node's measured costs: mostly in one step of 24, up to 1/4 of the time, or one answer (see
-`headrace/engine/yielding.py`). Beside prompts of others theirs get at most 1/3 of what those cost, or a block; and
-where all prompts are of such clients, B is a quarter, so that a prompt of another that comes soon waits for a short
-step.
+Shares. Prompts of lighter clients are served before shorter prompts. A client is lighter if its requests took less of
+this engine lately (`ClientWork`), counted in doublings of a step. If a lighter client has a prompt, all that are served
+before the prompt that arrived first get up to LIGHT_SHARE instead of SHORT_SHARE. So a client that asks now and then
+does not wait for one that always asks, however short its requests are. If all requests are of one client, only lengths
+count. Clients over their share (`ClientWork.is_over_share`) yield to the others:
 
-B is `max_step_tokens`, in tokens and in their cost (`TokenCost`). A step that is shared, with decodes or with shorter
-prompts or those of lighter clients, costs as much as B tokens at depth 0: a long prompt's chunks shrink as it gets
-deeper, and it delays no other request's next token by more. Where nobody waits for the step to end but the prompt that
-arrived first, it costs as much as B tokens of that one: a lone prompt, or prompts of one length, take as few steps as
-can be, but a short one does not wait for deep tokens of another.
+    beside answers of others   their answers take turns, by the measured costs of this node's steps: mostly in one step
+                               of 24, for up to 1/4 of the time, or one answer (`headrace/engine/yielding.py`)
+    beside prompts of others   their prompts get at most 1/3 of what the prompts of the others cost, or one block
+    only prompts of theirs     a step costs a quarter as much, so that another client's prompt, if one comes soon, waits
+                               for a short step
 
-Where a decoding sequence's request names a gap between its tokens (`token_gap_s`), the step's predicted seconds stay
-within the smallest of these gaps, by the node's measured costs and by how late its steps come
-(`StepCosts.longest_s`); that takes the place of B's cost. If the decodes leave less than a block of the first prompt,
-the step computes so much more, and no more than that. Passes of prompts are padded to a few numbers of rows
-(`pass_rows`), and padding takes the device as long as tokens do: under a gap the step takes what its pass has rows for.
+Budget. A step has at most B tokens, and its cost is limited, too (`TokenCost`). A shared step, with decodes or with
+prompts that are served before the one that arrived first, costs as much as B tokens at depth 0. So the chunks of a long
+prompt shrink as it gets deeper, and it delays the next token of another request by no more than that. A step that is
+not shared costs as much as B tokens at the depth of the prompt that arrived first. So a lone prompt, or prompts of one
+length, take as few steps as possible, but a short prompt does not wait for deep tokens of a long one.
 
-None starves. The prompt that arrived first computes at least a block in each step in which it has its turn, and
-decodes, however deep, leave prompts LEAST_SHARE of B. Whatever comes later, without decodes a prompt is done within
-6 C/B steps, 8 C/B beside lighter clients, where C is the cost of its tokens and of those of the prompts that arrived
-before it, and a step for each of these: up to two thirds or three quarters of the budget may go to others, and half of
-the rest may be less than a block. Under a gap all of it may be, and so may be what a client beyond its share gets
-beside others. When there are more sequences than a step takes, they take turns: all decoding ones, and the prefill that
-arrived first.
+Token gap. If a decoding sequence's request names a gap between its tokens (`token_gap_s`), the step's predicted seconds
+stay within the smallest such gap. This limit takes the place of the limit on cost. It goes by the node's measured costs
+and by how late its steps come (`StepCosts.longest_s`). If the decodes leave less time than a block of the prompt that
+arrived first takes, prompts still get the time of that block, but no more. Passes of prompts are padded to a few
+numbers of rows (`pass_rows`), and padding takes the device as long as tokens do. So under a gap the step takes as many
+tokens as its pass has rows for.
+
+Starvation. None starves. The prompt that arrived first computes at least a block in each step in which it has its turn,
+and decodes leave prompts LEAST_SHARE of a step's cost, however deep they are. Let C be the cost of a prompt and of all
+prompts that arrived before it. Without decodes, the prompt is done within 6 C/B steps, or 8 C/B beside lighter clients,
+and one more step for each of these prompts, whatever comes later: up to two thirds, or three quarters, of the budget go
+to others, and rounding chunks down to whole blocks may cost half of the rest. This bound does not hold under a gap, nor
+for a client over its share beside others: there, all of the rest may be less than a block.
 """
 
 from __future__ import annotations
@@ -195,7 +201,7 @@ class Scheduler:
 
 
 def _newest(sequence: Sequence) -> ScheduledChunk[Sequence]:
-    """The newest token of one that decodes, and its drafts; behind a check where none of that one's are right."""
+    """The newest token of a decoding sequence, and its drafts; behind a check, as if that accepted no draft."""
     start, behind, slack = sequence.num_computed, sequence.behind, 0
     if behind is not None:
         start, slack = start + 1, behind.num_drafts

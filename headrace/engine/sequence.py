@@ -99,8 +99,8 @@ class Finished:
 class Halted:
     """The answer to `Engine.halt`: no token follows until `Engine.unhalt`.
 
-    computed  all tokens but the last one, whose blocks and state are final and stay; None: the request was preempted,
-              holds nothing, and goes on by itself
+    computed  all tokens but the last one: their blocks and the state behind them are final, and stay. None: the request
+              was preempted or still prefills. It was not halted, and goes on by itself
     """
 
     computed: Computed | None
@@ -134,8 +134,9 @@ class Job:
                  `ReceiveState` it waits for the state
     max_new      how many tokens may follow the prompt in this engine: at most 1 on a prefill node
     admit_by_s   deadline for admission, on the engine's clock
-    yield_by_s   the same while requests that wait for other nodes' prompts hold room here: one of these nodes may wait
-                 for what this job holds there. None: it waits for them, too
+    yield_by_s   another deadline for admission. It counts while requests hold room here and wait for prompts of other
+                 nodes: one of these nodes may itself lack the room that this job's request holds there until its
+                 prompt arrives. None: only `admit_by_s` counts
     on_event     called in the engine's thread
     compute_by_s   deadline for computing the prompt: refused at once when the line before it would last longer, by the
                    measured speed; None: it waits however long the line is
@@ -161,13 +162,13 @@ class Sequence:
     tokens           prompt and answer so far, in one piece of memory: garbage collections do not visit each
     arrival          when the router took it in, on the engine's clock; its place in every order
     client_work      what its client's requests have taken of this engine lately, in tokens at depth 0
-    is_over_share    that is beyond its client's share: it yields to the others
-    num_expected     tokens that are to be computed here before it decodes, by the hit when it began to wait
+    is_over_share    its client has taken more than its share: the sequence yields to those of other clients
+    num_expected     tokens that are computed here before it decodes, by the cache hit when it began to wait
     is_started       its first chunk has been launched, or its prompt has been received
-    is_paused        it takes no part in steps: its tokens are not taken off fast enough
-    following        it waits for what another one is computing; None: it does not
-    follow_until     it waits for others' prefixes until the engine has computed so many tokens of prompts in all
-    parts_at         positions, in tokens, where prompts part from it that wait for it
+    is_paused        it takes no part in steps, because too many of its tokens wait to be sent
+    following        its wait for a prefix that another sequence is computing; None: it waits for none
+    follow_until     it waits for no prefix once the engine has computed this many tokens of prompts in all
+    parts_at         positions, in tokens, at which the prompts that wait for this one part from it
     hit_policy       how much it reuses when it is admitted next
     num_computed     leading tokens whose blocks and state are written
     prefill_length   leading tokens to compute in chunks before it decodes token by token: those it is submitted
@@ -180,10 +181,10 @@ class Sequence:
     num_scored       leading tokens of the prompt after which the next one's logprob has been reported
     prompt_checkpoint_positions   of the checkpoints published for it in its prompt
     answer_checkpoints            checkpoints in its answer that are still kept
-    drafts           tokens that may follow its newest one, in the newest step, made or being made; () in none
-    behind           the check under way behind which the step that is being made finds it; None: its place is known
+    drafts           drafts behind its newest token in the newest step, known or still being made; (): it has none there
+    behind           the check in flight behind which its next chunk begins; None: the place of that chunk is known
     drafter          guesses how it goes on; None: it has not drafted
-    acceptance       how often its drafts were right lately; None: it had none
+    acceptance       how often its drafts were accepted lately; None: it had none
     num_noted        leading tokens that the model's layer knows to occur, if it drafts
     drafted_tokens   tokens drafted for it here, and accepted_tokens of these
     grammar          how far its answer has come in the grammar that it obeys; None: it obeys none

@@ -1,7 +1,8 @@
 """The settling of an engine's launched steps: what they write counts as written, and the tokens they drew are taken.
 
-A step's tokens are known some time after its launch. Until then it is in flight; it settles when they are taken. Those
-that a step with drafts waits for are reported behind its launch: the device has nothing to do until then.
+A step is in flight from its launch until its tokens are taken: then it has settled. Tokens are mostly taken, and
+reported, after the launch of the next step. If the next step needs them for its drafts, they are taken before its
+launch, but still reported after it, because the device has nothing to do until then.
 """
 
 from __future__ import annotations
@@ -288,9 +289,11 @@ class EngineTokens(EngineRequests):
                 sequence.job.on_event(Finished(finish))
 
     def _note_time(self, step: InFlight) -> None:
-        """Notes that a step is done. Behind another one it took the time since that was.
+        """Notes that a step is done, and how long it took.
 
-        That is the device's time: the host may have been launching the next step when it ended.
+        A step behind another one took the time from the other one's end to its own, as the device has measured: when it
+        ended, the host may have been busy with the next launch. Otherwise the host's clock counts, from the launch or
+        from the time when the step before was known to be done.
         """
         now_s = self._clock()
         seconds = step.launched.drawn.seconds_after(step.waits_for) if step.waits_for is not None else None
@@ -299,7 +302,7 @@ class EngineTokens(EngineRequests):
         if self.drafting is not None:
             whole_s, is_check = now_s - max(step.turn_s, self._known_done_s), step.shape.num_drafts > 0
             if is_check:
-                seconds = whole_s  # making drafts and waiting for tokens are part of what they cost
+                seconds = whole_s  # drafts also cost the time to make them, and to wait for the tokens before them
             self.drafting.count.took(
                 whole_s,
                 self.cost_fit.costs.seconds(step.shape),

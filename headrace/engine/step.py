@@ -47,11 +47,11 @@ class InFlight:
     offers       what the drafts of its sequences were chosen from
     shape        its contents, by which its time is judged
     began_s      when it was launched
-    end          of the step on the device: its own, or that of the passes which draft behind it
-    waits_for    the end of the step before: this one begins then; None: none was under way
-    turn_s       when the engine began to make it, with its drafts, if it drafts
-    has_waited   the device had waited for the host before this one was launched
-    is_probe     of whether drafts pay by now
+    end          end of its work on the device: of the step itself, or of the layer's passes that draft behind it
+    waits_for    end of the step before, with which this one begins; None: none was in flight at the launch
+    turn_s       when the engine began to make the step, its drafts included; 0 in an engine that never drafts
+    has_waited   with `overlap`: the device had nothing left to do when the step was launched
+    is_probe     the step tries whether drafts pay by now
     """
 
     chunks: list[ScheduledChunk[Sequence]]
@@ -68,7 +68,7 @@ class InFlight:
 
     @property
     def has_drafts(self) -> bool:
-        """True if how many of its tokens count is not known before it is over."""
+        """True if the step checks drafts: how many of its tokens count is known only when it is over."""
         return bool(self.offers)
 
 

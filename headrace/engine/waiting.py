@@ -14,11 +14,16 @@ MOST_PASSES = 3
 class WaitingLine:
     """Preempted sequences first, in order of arrival, then the new ones, which leave at their deadline.
 
-    Of the new ones those go first whose clients have the fewest requests on the node: slots and blocks are shared by
-    clients, and one with many slow requests does not keep out another's first. Then those that are less than half as
-    long as the one that arrived first, the shortest first: a short prompt does not wait until a full cache has room for
-    a long one. Then by arrival. As `MOST_PASSES` such prompts take at most one and a half times the room of the one
-    that they pass, it waits at most two and a half times as long for them as without.
+    New sequences are admitted by three criteria, in this order:
+
+    client    first that of the client with the fewest requests on the node: slots and blocks are shared by clients, so
+              one client's many slow requests do not keep out the first request of another
+    length    prompts less than half as long as the one that arrived first come before it, the shortest first: a short
+              prompt does not wait until a full cache has room for a long one
+    arrival   the earliest first
+
+    `MOST_PASSES` such short prompts take at most one and a half times the room of the one that they pass, so it waits
+    for them at most two and a half times as long as without them.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,10 @@
-"""Which answers leave a step to those of others: those of clients that have had more than their share. Pure.
+"""Answers that leave a step to answers of others, because their own clients have had more than their share. Pure.
 
-Beside an answer of others, those of clients beyond their share lengthen most steps by BETWEEN_TURNS at most. In one
-step of TURN_STEPS they have their turn: as many as fit into what is left of a third of the time that these steps took
-for others, and one at least, whatever it costs. So they keep a quarter of the time, and 19 of 20 gaps of the others'
-tokens are nearly free of what they cost. A step without an answer of others is theirs, and begins the count anew.
+While answers of other clients decode, the answers of clients over their share lengthen most steps by BETWEEN_TURNS at
+most. One step of TURN_STEPS is their turn: it takes as many of them as fit into what is left of a third (TURN_ADDS) of
+the time that these steps took for the others, and at least one, whatever it costs. So clients over their share keep a
+quarter of the time, and 19 of 20 gaps between tokens of the others are hardly longer for it. A step in which no answer
+of others decodes is all theirs, and the count of steps begins anew.
 """
 
 from __future__ import annotations
