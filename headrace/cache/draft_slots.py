@@ -9,11 +9,13 @@ from headrace.cache.types import SlotId
 
 
 class DraftSlots:
-    """Slots that no checkpoint takes: what drafts need costs no other request its checkpoint, and a step never waits.
+    """Slots that are kept for drafts. So drafts cost no other request its checkpoint, and no step waits for a slot.
 
-    A step takes one for the state that it writes behind a draft; where layers keep no tails, for the state after each
-    drafted token's predecessor. Of these, the one that counts becomes the claim's, in exchange for the slot that the
-    claim had, and the rest is given back.
+    Where layers keep tails, a sequence with drafts takes at most one slot in a step: for the state that the step writes
+    behind a draft. Where they keep none, it takes one for the state after each of its tokens but the last.
+
+    If a state in one of these slots counts, its slot becomes the claim's, and the claim's old slot takes its place. At
+    the end of the step all are given back.
     """
 
     def __init__(self, slots: Sequence[SlotId]) -> None:

@@ -2,13 +2,13 @@
 
 An id is in exactly one of three places:
 
-    free      unreferenced, its contents mean nothing
-    cached    only the prefix index refers to it; kept in eviction order
+    free      nobody refers to it, and its contents mean nothing
+    cached    only the prefix index refers to it; cached ids are kept in eviction order
     in use    a claim or a lease holds a reference; the index may refer to it as well
 
-A pool does not evict by itself, because the index must forget the id as well: `first()` names the next slot to go and
-`uncache()` frees it, blocks go by `evict()`.
-Every operation is O(1) for each id.
+A pool does not evict by itself, because the index must forget the id, too. Slots: `first()` returns the next one to
+evict, and `uncache()` frees it once the index has forgotten it. Blocks: `evict()` frees the next ones, and the index
+forgets them afterwards. Every operation is O(1) for each id.
 """
 
 from collections.abc import Iterable, Iterator

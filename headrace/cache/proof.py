@@ -1,8 +1,9 @@
 """Proof that cached blocks and states hold numbers: a token was drawn from them. Pure.
 
-NaN spreads: to all tokens behind it, by attention and by the state, and within a pass to tokens before it, which other
-prompts share. So a drawn token proves what its request has read and written until then. Where none can be drawn, what
-is not proven may be the cause, and is forgotten; what is proven is not, and stays for others.
+NaN spreads to all later tokens, by attention and by the state. Within a pass it spreads to earlier tokens, too, whose
+blocks other prompts may share. So a drawn token proves all that its request has read and written until then. If no
+token can be drawn, all that is not proven is forgotten, because it may be the cause. What is proven is not the cause,
+and stays for other requests.
 """
 
 from collections.abc import Iterator

@@ -67,10 +67,10 @@ class ScheduledChunk(Generic[S]):
     emit          boundaries inside the span, ascending, with the slots that the kernels write their states to
     at_end        the boundary at the end of the span, if kept: the running state itself is donated after the step
     drafts        of its tokens, all behind the first; `num_drafts` of them
-    slack         tokens by which the span may lie further on: drafts of a check under way, of which some may be right
-    draft_slots   slots for states that rest on drafts: after all its tokens but the last, or with a tail the one that
-                  the step writes, if it is not the claim's that it goes to
-    tail          of a decode, what the step does with the tail; None: it has none, and its state is written
+    slack         most tokens by which the span may begin later: the drafts of a check in flight, if all are accepted
+    draft_slots   slots for states that rest on drafts. Without a tail, they are for the states after all tokens but the
+                  last. With a tail, there is one for the state that the step writes, unless the claim's slot gets it
+    tail          of a decode: what the step does with its sequence's tail. None: without a tail, the state is written
     """
 
     sequence: S

@@ -60,12 +60,13 @@ class Tail(NamedTuple):
 
 
 class BehindCheck(NamedTuple):
-    """A sequence's place behind the drafts of the last launch, if only the device knows how many are right.
+    """A sequence's place behind the drafts of the last launch, while only the device knows how many are accepted.
 
-    row         of the layer's passes behind that launch, which count them
-    num_drafts  of the sequence in that launch
-    base        tokens before the state that it writes, and `slot`, where that goes: the tail begins there if all drafts
-                before it are right; None: it writes none
+    row         the sequence's row in the layer's passes behind that launch, which count the accepted drafts
+    num_drafts  drafts of the sequence in that launch
+    base        tokens before the state that the launch writes: the tail begins there if all drafts before that state
+                are accepted. None: the launch writes no state
+    slot        the slot that this state is written to
     """
 
     row: int
