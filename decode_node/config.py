@@ -28,8 +28,8 @@ class LocalPrefillConfig:
 class DecodeConfig(RuntimeConfig):
     """Settings of a node as it decodes: those of `RuntimeConfig`, and these.
 
-    reservation_timeout_s  how long a transfer may make no progress; it begins with the prompt's first chunk, because a
-                           prompt may wait for others, and ends with the request's own deadline at the latest
+    reservation_timeout_s  longest time without progress in a transfer, counted from the prompt's first chunk on:
+                           a prompt may have to wait for others first. The request's own deadline holds as well
     orphan_timeout_s       how long a running request goes on after its router was lost, for another that is asked for
                            it; only requests whose client sent an `x-request-id` do
     max_unsent_tokens      an answer is paused when so many of its tokens wait to be sent, because the router takes no

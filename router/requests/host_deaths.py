@@ -6,16 +6,16 @@ from headrace.wire.node_messages import NodeInfo
 from router.cluster.node_id import NodeId
 
 HOST_DEATH_S = 2.0
-"""Within so much of one another the nodes of a host that dies end: those of killed raylets within 0.67 s, on two cores
-with a load of 10."""
+"""Seconds in which all nodes of a dying host end. Nodes of killed raylets ended within 0.67 s of one another, on two
+cores with a load of 10."""
 
 
 class HostDeaths:
-    """The nodes that one request lost, without a word, in the last HOST_DEATH_S, and with which their hosts may die.
+    """The nodes that one request has lost in the last HOST_DEATH_S, without a word: their hosts may be dying with them.
 
-    A request that may itself be what ends nodes is given to no node of such a host: whatever that one dies of, it could
-    be the host, and the request would be blamed for it. A node that is lost later was asked when it had outlived the
-    host's other one: that loss is another.
+    A suspect request, one that may itself be what ends nodes, is given to no node of such a host: that node might end
+    with its host, and the request would be blamed for it. It is given to such a node once HOST_DEATH_S have passed. If
+    that node is lost, too, the loss is another one, for which the host's death is no explanation.
     """
 
     def __init__(self) -> None:

@@ -126,9 +126,12 @@ class NodeSearch:
             self._host_deaths.node_lives(node)
 
     async def _ask(self, request: Request, pins: Pins, cause: str, is_suspect: bool) -> Placement | None:
-        """The policy's plan among the nodes that have not failed this request, and whose host is not dying if they have
-        a choice; a suspect request has none. None when all who could serve it have failed it, or the policy finds
-        nobody: then none is avoided any longer, but for those for whose hosts it waits."""
+        """The policy's plan among the nodes that have not failed this request; None: there is no such plan.
+
+        Nodes whose hosts may be dying are left out, too. If the policy then finds no plan, they are taken after all,
+        but not for a suspect request, which waits. When there is no plan, the nodes that have failed the request are
+        avoided no longer, except those on whose hosts a suspect request waits.
+        """
         context = self._context
         keys = await self.prompt_keys(request)
         now_s = context.clock()

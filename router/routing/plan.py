@@ -46,9 +46,11 @@ class RoutedRequest:
     waited_s        since the request's arrival
     is_scored       the whole prompt is computed for its logprobs, whatever is cached
     may_fetch       False: no node fetches what another one has cached
-    session_nodes   served the last request of the same session, the one that generated first: they go before equals
+    session_nodes   names of the nodes that served the session's last request, first the one that generated; they are
+                    preferred to nodes that are otherwise equal
     caches_are_short
-                    the nodes that are not meant for prompts do not keep what comes back, all nodes together do
+                    True: the nodes that are not meant for prompts have too little cache; of what comes back they miss
+                    more than all nodes together would (`MissRatioCurve.is_short`)
     """
 
     number: int
