@@ -146,7 +146,7 @@ def test_it_is_evicted_in_its_turn_however_often_it_was_used() -> None:
 
 
 def test_the_clock_goes_on_to_the_last_of_many_that_go_at_once() -> None:
-    order: Reused[BlockId] = Reused(10)
+    order: UseCountOrder[BlockId] = UseCountOrder(10)
     used(order, 0, times=1)
     used(order, 1, times=2)
     used(order, 2, times=3)
