@@ -25,13 +25,16 @@ class ClusterCollector(Collector):
         nodes: Callable[[], Sequence[NodeEntry]],
         phases: Callable[[], dict[RequestPhase, int]],
         index: ClusterIndex,
+        is_ready: Callable[[], bool],
     ) -> None:
         self._nodes = nodes
         self._phases = phases
         self._index = index
+        self._is_ready = is_ready
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         nodes = self._nodes()
+        yield GaugeMetricFamily("headrace_ready", "1 while a node generates answers, as /ready says", self._is_ready())
         yield self._open_requests()
         yield from _node_gauges(nodes)
         yield from _load_gauges(nodes)

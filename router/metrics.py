@@ -137,9 +137,10 @@ class RouterMetrics:
         nodes: Callable[[], Sequence[NodeEntry]],
         phases: Callable[[], dict[RequestPhase, int]],
         index: ClusterIndex,
+        is_ready: Callable[[], bool],
     ) -> None:
         """Adds metrics that are read from nodes, open requests and the index at every scrape."""
-        self.registry.register(ClusterCollector(nodes, phases, index))
+        self.registry.register(ClusterCollector(nodes, phases, index, is_ready))
 
     def http_response(self, route: str, status: int, code: str) -> None:
         """Counts an HTTP answer; `code` is the error's, empty for a success."""

@@ -123,7 +123,7 @@ class RouterServer:
         metrics = RouterMetrics(config.served_model_name, config.policy, self.name)
         self.index = index = ClusterIndex()
         self._subscriptions = Subscriptions(self.nodes, index)
-        metrics.watch(self.nodes.all, table.counts, index)
+        metrics.watch(self.nodes.all, table.counts, index, lambda: self.nodes.is_ready)
         ledger = Ledger()
         snapshots = Snapshots(index, ledger, roles_are_fixed=config.roles == "fixed")
         self.nodes.watch(lambda: snapshots.keep([node.info.name for node in self.nodes.all()]))

@@ -61,7 +61,7 @@ class ClusterStatus:
 
     def check_ready(self) -> None:
         """Raises ApiError (503) until a decode node is registered."""
-        if not self._nodes.live(Role.DECODE):
+        if not self._nodes.is_ready:
             raise no_node(Role.DECODE, self._nodes.awaited(Role.DECODE), self._clock())
 
     def metrics(self) -> bytes:

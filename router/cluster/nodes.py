@@ -230,6 +230,11 @@ class NodeTable:
         found = (node for node in self.all() if work is None or self.does(node.role, work))
         return [node for node in found if not node.suspect and not node.stalled and not node.draining]
 
+    @property
+    def is_ready(self) -> bool:
+        """True while there is a node that generates answers."""
+        return bool(self.live(Role.DECODE))
+
     def awaited(self, work: Role) -> list[LostNode]:
         """Nodes for this work that may come back, the next one first: lost ones, and those present that get none."""
         now_s = self._clock()

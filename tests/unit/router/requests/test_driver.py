@@ -270,5 +270,13 @@ async def test_no_node_is_503_and_not_ready(start_router: StartRouter, answer: l
     assert (await running.http.get("/ready")).status_code == 503
     running.register("p0")
     assert (await running.http.get("/ready")).status_code == 503
+    assert "headrace_ready 0.0" in (await running.http.get("/metrics")).text
     running.register("d0")
+    assert (await running.http.get("/ready")).status_code == 200
+    assert "headrace_ready 1.0" in (await running.http.get("/metrics")).text
+
+
+async def test_with_elastic_roles_a_prefill_node_alone_is_ready(start_router: StartRouter, answer: list[int]):
+    running = await start_router(fake_cluster(answer), register=False, roles="elastic")
+    running.register("p0")
     assert (await running.http.get("/ready")).status_code == 200
