@@ -32,6 +32,12 @@ LONG_BESIDE_SHORT = (1 - SHORT_SHARE) / SHORT_SHARE
 """Work on a longer prompt beside short ones, as a share of the work on these."""
 
 
+def overtakes(num_tokens: float, earlier: float) -> bool:
+    """True if a prompt of `num_tokens` goes before one of `earlier` tokens that arrived first: nodes have this rule for
+    places in steps and in the cache, and the router predicts by it."""
+    return 2 * num_tokens < earlier
+
+
 @dataclass(frozen=True, slots=True)
 class StepShape:
     """The contents of a step.

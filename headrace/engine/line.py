@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headrace.engine.sequence import Sequence
-from headrace.step_costs import LONG_BESIDE_SHORT
+from headrace.step_costs import LONG_BESIDE_SHORT, overtakes
 
 
 def tokens_before(
@@ -26,7 +26,7 @@ def tokens_before(
         passed = [left for other, left in others if _passes(sequence, other)]
         return sum(left for _, left in others) - sum(passed[1:])
     whole = own if sequence.claim is None else left_of(sequence)
-    beside = sum(left for other, left in others if 2 * whole < left or sequence.arrival < other.arrival)
+    beside = sum(left for other, left in others if overtakes(whole, left) or sequence.arrival < other.arrival)
     return sum(left for _, left in others) - beside + min(beside, int(LONG_BESIDE_SHORT * own))
 
 
@@ -38,4 +38,4 @@ def left_of(sequence: Sequence) -> int:
 def _passes(sequence: Sequence, other: Sequence) -> bool:
     """True if the other one waits for room, too, and is so much longer that `sequence` may be admitted before it."""
     waits = other.claim is None and not other.num_preemptions
-    return waits and 2 * sequence.prefill_length < other.prefill_length
+    return waits and overtakes(sequence.prefill_length, other.prefill_length)

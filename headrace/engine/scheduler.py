@@ -51,11 +51,12 @@ from typing import Protocol
 
 from headrace.cache.checkpoints import ChunkSpan
 from headrace.cache.publishing import ScheduledChunk
+from headrace.engine.line import left_of
 from headrace.engine.load import step_shape
 from headrace.engine.sequence import Sequence
 from headrace.engine.step_budget import StepBudget, TokenCost
 from headrace.engine.yielding import LIGHT_SHARE, NOTHING_YIELDED, Yielded, yielding_answers
-from headrace.step_costs import SHORT_SHARE, StepCosts, StepShape
+from headrace.step_costs import SHORT_SHARE, StepCosts, StepShape, overtakes
 
 LEAST_SHARE = 1 / 4
 """Share of a step's cost that prompts have, whatever its decodes cost."""
@@ -110,8 +111,8 @@ class Scheduler:
         places = self.max_running - len(decodes)
         level = self._level(first)
         lighter = [s for s in prefilling if self._level(s) < level]
-        shorter = [s for s in prefilling if self._level(s) == level and 2 * _left(s) < _left(first)]
-        preferred = sorted(lighter + shorter, key=lambda s: (self._level(s), _left(s)))
+        shorter = [s for s in prefilling if self._level(s) == level and overtakes(left_of(s), left_of(first))]
+        preferred = sorted(lighter + shorter, key=lambda s: (self._level(s), left_of(s)))
         ordinary = [s for s in prefilling if not s.is_over_share]
         gap_s = smallest_gap_s(chunk.sequence for chunk in decodes)
         if gap_s is not None and costs is not None:
@@ -206,10 +207,6 @@ def _newest(sequence: Sequence) -> ScheduledChunk[Sequence]:
     if behind is not None:
         start, slack = start + 1, behind.num_drafts
     return ScheduledChunk(sequence, ChunkSpan(start, start + 1 + len(sequence.drafts)), slack=slack)
-
-
-def _left(sequence: Sequence) -> int:
-    return sequence.prefill_length - sequence.num_computed
 
 
 def smallest_gap_s(decoding: Iterable[Sequence]) -> float | None:

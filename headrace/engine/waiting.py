@@ -6,6 +6,7 @@ from bisect import insort
 from collections.abc import Iterator, Mapping
 
 from headrace.engine.sequence import Sequence
+from headrace.step_costs import overtakes
 
 MOST_PASSES = 3
 """So many in a row may be admitted before the one that arrived first: none starves."""
@@ -64,7 +65,7 @@ class WaitingLine:
 
         def place(sequence: Sequence) -> tuple[int, int]:
             own = sequence.prefill_length
-            return held.get(sequence.request.client, 0), own if 2 * own < length else length
+            return held.get(sequence.request.client, 0), own if overtakes(own, length) else length
 
         return min((s for s in self._new if s.may_be_admitted), key=place)
 
