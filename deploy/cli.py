@@ -99,6 +99,14 @@ def up(
 
 
 @app.command()
+def settings() -> None:
+    """Print all settings of a cluster file, with their defaults and what they mean."""
+    from deploy.settings import settings_file
+
+    print(settings_file(), end="")
+
+
+@app.command()
 def status(name: Name = "default") -> None:
     """Show the nodes of a running cluster, and the links between them."""
     from deploy.api import first_to_answer

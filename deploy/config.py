@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -230,7 +230,11 @@ def _value_at(data: object, path: Iterable[str]) -> object:
 
 _NODE_KEYS = ("name", "role", "model_path", "router_addresses", "host", "port", "tls")
 _GROUPS = {"prefill": "p", "decode": "d", "both": "n"}  # role -> what the names of its nodes begin with
-_DERIVED = {("router",): ("model_path", "tls")} | {(role, "node"): _NODE_KEYS for role in _GROUPS}
+DERIVED: Mapping[tuple[str, ...], Sequence[str]] = {
+    ("router",): ("model_path", "tls"),
+    **{(role, "node"): _NODE_KEYS for role in _GROUPS},
+}
+"""Settings, by the path of their section, that follow from the rest of the file."""
 
 
 def cluster_config(data: Mapping[str, Any], *, source: str, base: Path) -> ClusterConfig:
@@ -262,7 +266,7 @@ def _derived_faults(data: Mapping[str, Any]) -> Iterator[str]:
     """Faults of settings that follow from the rest of the file: no model, or a derived key that the file sets too."""
     if data.get("model") is None:
         yield "model is missing: give the checkpoint's folder, in the cluster file or as --model"
-    for section, keys in _DERIVED.items():
+    for section, keys in DERIVED.items():
         inner = _value_at(data, section)
         for key in keys:
             if isinstance(inner, Mapping) and key in inner:
@@ -275,7 +279,7 @@ def _derived_faults(data: Mapping[str, Any]) -> Iterator[str]:
 def _is_copy(fault: str) -> bool:
     """True if a fault is about a derived value: it repeats the fault of `model` or `tls`."""
     path = fault.split()[0]
-    copies = [".".join((*section, key)) for section, keys in _DERIVED.items() for key in keys]
+    copies = [".".join((*section, key)) for section, keys in DERIVED.items() for key in keys]
     return fault.startswith("model None") or any(path == copy or path.startswith(f"{copy}.") for copy in copies)
 
 

@@ -132,7 +132,7 @@ def _value(hint: Any, value: object, path: tuple[str, ...]) -> tuple[Any, list[s
     """One field's value as its type `hint`, and its faults."""
     if typing.get_origin(hint) is Mapping and dataclasses.is_dataclass(typing.get_args(hint)[1]):
         return _named_values(typing.get_args(hint)[1], value, path)
-    section = _dataclass_in(hint)
+    section = dataclass_in(hint)
     if section is not None:
         if value is None and type(None) in typing.get_args(hint):
             return None, []
@@ -185,7 +185,7 @@ def _unknown_key(path: tuple[str, ...], known: Iterable[str]) -> str:
     return f"{_dotted(path)} is an unknown key: {remedy}"
 
 
-def _dataclass_in(hint: Any) -> Any | None:
+def dataclass_in(hint: Any) -> Any | None:
     """The dataclass that `hint` is, or that its union with None holds."""
     for candidate in (hint, *typing.get_args(hint)):
         if isinstance(candidate, type) and dataclasses.is_dataclass(candidate):

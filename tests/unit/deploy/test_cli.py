@@ -75,7 +75,7 @@ def test_a_process_waits_for_no_large_package_of_the_others(module: str, heavy: 
 
 def test_every_command_is_listed() -> None:
     help_text = headrace("--help").stdout
-    names = ("up", "status", "role", "explain", "chat", "down", "demo", "node", "router")
+    names = ("up", "settings", "status", "role", "explain", "chat", "down", "demo", "node", "router")
     assert all(f"\n  {name} " in help_text for name in names)
 
 
