@@ -27,10 +27,7 @@ def cluster(tiny_checkpoint, tmp_path_factory) -> Iterator[Cluster]:
     """Some 60 blocks and 22 slots a node: a few prompts of 200 tokens are more than it holds."""
     engine = with_engine(cache_bytes=1_200_000, state_share=0.8, max_running=4)
     folder = tmp_path_factory.mktemp("cluster")
-    in_turns = {"policy": "round_robin"}
-    with Cluster(
-        tiny_checkpoint("granite"), folder, num_decode=2, engine=engine, router=in_turns, silence_s=SHORT_SILENCE_S
-    ) as running:
+    with Cluster(tiny_checkpoint("granite"), folder, num_decode=2, engine=engine, silence_s=SHORT_SILENCE_S) as running:
         yield running
 
 

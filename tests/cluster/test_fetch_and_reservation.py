@@ -91,8 +91,7 @@ async def moving(model: Path, folder: Path, fetch_source: str, **changes: Any) -
     block_bytes = load_config(model).cache_layout("any", SMALL.model_dtype, SMALL.block_size).block_bytes
     one_block: dict[str, Any] = {"max_message_bytes": block_bytes}
     decode, prefill = one_block | changes.pop("decode", {}), one_block | {"fetch_from_others": learn}
-    router = {"policy": "round_robin"} | changes.pop("router", {})  # which begins with d0, however busy that is
-    with Cluster(model, folder, prefill=prefill, decode=decode, router=router, **changes) as cluster:
+    with Cluster(model, folder, prefill=prefill, decode=decode, **changes) as cluster:
         process = cluster.processes[fetch_source]
         address = process.ready["address"]
         async with (

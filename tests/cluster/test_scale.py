@@ -13,7 +13,9 @@ pytestmark = pytest.mark.slow
 
 
 async def test_scaling_up_and_down_and_a_drain_lose_no_request(shell):
-    url = shell.up("--prefill", 1, "--decode", 1)
+    file = shell.folder / "cluster.yaml"
+    file.write_text(f"model: {MODEL}\nrouter: {{port: 0, roles: fixed}}\n")
+    url = shell.up("-c", file, "--prefill", 1, "--decode", 1)
     load = await RecallLoad.against(url, MODEL)
     async with load.running(Habits(num_clients=2)):
         await load.answered(2)

@@ -58,7 +58,9 @@ class Cluster:
                 "control_port": 0,
                 "heartbeat_s": 1.0,
                 "control_silence_s": self.silence_s,
-                "roles": "fixed",  # tests of hand-overs want them for the shortest prompt
+                # Most tests are about what nodes do with a request: it goes where the test can foresee.
+                "roles": "fixed",
+                "policy": "round_robin",
             }
             self._router_config = RouterConfig(**settings | self.router)
             self.router_names = ["router", *(f"router{index}" for index in range(1, self.num_routers))]
