@@ -61,14 +61,16 @@ def up(
     """Start a cluster; Ctrl-C stops all of it.
 
     Its settings come from a cluster file, or from --model and the other flags, which override the file. Without a file
-    its nodes run on the GPUs of this host, if it has any, and else on its CPU.
+    and --address its nodes run on the GPUs of this host, if it has any, and else on its CPU.
     """
     from deploy.config import Overrides, cluster_from_options
     from deploy.host_gpus import gpus_of_this_host
 
     overrides = Overrides(model, prefill, decode, both, address, port, name, device)
-    if config is None and address is None:
+    if config is None and address is None and device is None:
         overrides = overrides.for_host(gpus_of_this_host())
+        where = "this host's GPUs" if overrides.device == "cuda" else "the CPU: nvidia-smi lists no GPU here"
+        console.print(f"nodes run on {where} (--device cpu or cuda says otherwise)")
     cluster = cluster_from_options(config, overrides)
     if detach:
         from deploy.daemon import start_detached

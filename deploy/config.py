@@ -8,7 +8,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from headrace.config import at_least, build, checkpoint_folders, error_in, override, positive, read_yaml, refuse
+from headrace.config import (
+    ConfigError,
+    at_least,
+    build,
+    checkpoint_folders,
+    error_in,
+    override,
+    positive,
+    read_yaml,
+    refuse,
+)
 from headrace.wire.tls_config import TlsConfig
 from node.config import NodeConfig
 from router.config import RouterConfig
@@ -22,7 +32,8 @@ class Placement:
     """Resources that Ray reserves for one node, and the host that it picks.
 
     num_cpus   logical CPUs; a fraction lets nodes share a core
-    num_gpus   GPUs; with `node.engine.device: cuda` each node gets one of its own
+    num_gpus   GPUs: 1 beside `node.engine.device: cuda` gives each node one of its own; with 0 all nodes of a host
+               would share its first one
     resources  custom Ray resources, such as `{prefill_host: 1}`: they keep a role to its hosts
     strategy   pack: fill a host before the next; spread: over as many hosts as possible
     """
@@ -170,12 +181,21 @@ class Overrides:
     def for_host(self, num_gpus: int) -> Overrides:
         """The same for a cluster without a file on a host with so many GPUs: nodes take them, unless `device` is given.
 
-        A single GPU gets a single node, which does both, unless the numbers of nodes are given.
+        A single GPU gets a single node, which does both, unless the numbers of nodes are given. Raises ConfigError if
+        these are more than the GPUs.
         """
         if not num_gpus or self.device is not None:
             return self
         is_open = self.prefill is None and self.decode is None and self.both is None
-        return replace(self, device="cuda", both=1 if is_open and num_gpus == 1 else self.both)
+        if is_open and num_gpus == 1:
+            return replace(self, device="cuda", both=1)
+        pair = 0 if self.both else 1  # as `cluster_config` counts
+        counts = (pair if self.prefill is None else self.prefill, pair if self.decode is None else self.decode)
+        num_nodes = sum(counts) + (self.both or 0)
+        if num_nodes > num_gpus:
+            fewer = f"--both {num_gpus}"
+            raise ConfigError(f"command line: {num_nodes} nodes, {num_gpus} GPUs here: give {fewer}, or --device cpu")
+        return replace(self, device="cuda")
 
     def values(self) -> dict[str, object]:
         """Path in the cluster file -> the value that replaces the one there."""
@@ -217,7 +237,7 @@ def _place(data: dict[str, Any], role: str, device: str) -> None:
         override(data, f"{role}.placement.num_gpus", 0)
         return
     for path, value in ON_GPU.items():
-        if not _value_at(data, (role, *path.split("."))):
+        if _value_at(data, (role, *path.split("."))) in (None, 0.0):
             override(data, f"{role}.{path}", value)
 
 

@@ -1,4 +1,4 @@
-"""Every setting of a cluster file with its default and its meaning, as a cluster file."""
+"""Every setting of a cluster file with its default and its meaning, as a cluster file to be filled in."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ SAME_AS_PREFILL = ("decode", "both")
 
 
 def settings_file() -> str:
-    """The text of a cluster file that sets everything to its default; `model` alone has to be changed."""
+    """The text of a cluster file that sets nothing but `model`: all else stands there as comments, at its default."""
     config = cluster_from_options(None, Overrides(model=MODEL))
-    head = "# All settings of `headrace up -c FILE`, with their defaults. Leave out what you do not change."
+    head = "# All settings of `headrace up -c FILE`, with their defaults. To change one remove its #."
     return "\n".join([head, *_lines(config, ())]) + "\n"
 
 
@@ -37,17 +37,19 @@ def _lines(config: Any, path: tuple[str, ...]) -> Iterator[str]:
         yield ""
         yield from textwrap.wrap(texts.get(name, ""), WIDTH, initial_indent=comment, subsequent_indent=comment)
         if name in SAME_AS_PREFILL and not path:
-            yield f"{name}:  # and all that prefill has"
-            yield f"  count: {value.count}"
+            yield f"{name}:  # the same keys as prefill, each with its own value"
+            yield f"  #count: {value.count}"
         elif dataclasses.is_dataclass(value):
             yield f"{indent}{name}:"
             yield from _lines(value, (*path, name))
         elif value is None and (section := dataclass_in(get_type_hints(type(config))[name])) is not None:
             for key, text in field_descriptions(section).items():
                 yield from textwrap.wrap(f"  {key}  {text}", WIDTH, initial_indent=comment, subsequent_indent=comment)
-            yield f"{indent}{name}: null"
+            yield f"{indent}#{name}: null"
+        elif value == MODEL.resolve():
+            yield f"{indent}{name}: {FOLDER}"
         else:
-            yield f"{indent}{name}: {FOLDER if value == MODEL.resolve() else _yaml(value)}"
+            yield f"{indent}#{name}: {_yaml(value)}"
 
 
 def _yaml(value: object) -> str:

@@ -136,15 +136,16 @@ def objectives_missed(
 
 
 def no_node(role: Role, awaited: Sequence[LostNode], now_s: float) -> ApiError:
-    """503: no node of this role can do the work. `awaited`: those that may come back, the next one first."""
+    """503: no node does the work of this role. `awaited`: those that may come back, the next one first."""
+    work = "generates answers" if role is Role.DECODE else "computes prompts"
     if not awaited:
         return overloaded(
-            f"no {role.value} node is registered, and none is known to come back; see /cluster", retry_after_s=2
+            f"no node that {work} is registered, and none is known to come back; see /cluster", retry_after_s=2
         )
     node = awaited[0]
     wait_s = max(1, math.ceil(node.expected_at_s - now_s))
     message = (
-        f"no {role.value} node is there: {node.info.name} was lost {now_s - node.at_s:.0f} s ago, its last start took "
+        f"no node that {work} is there: {node.info.name} was lost {now_s - node.at_s:.0f} s ago, its last start took "
         f"{node.info.start_s:.0f} s; it is expected in {wait_s} s"
     )
     return overloaded(message, retry_after_s=wait_s)

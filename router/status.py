@@ -60,7 +60,7 @@ class ClusterStatus:
         }
 
     def check_ready(self) -> None:
-        """Raises ApiError (503) until a decode node is registered."""
+        """Raises ApiError (503) until a node that generates answers is registered."""
         if not self._nodes.is_ready:
             raise no_node(Role.DECODE, self._nodes.awaited(Role.DECODE), self._clock())
 
@@ -86,7 +86,7 @@ class ClusterStatus:
         return {
             "router": self._router,
             "model": self._model,
-            "ready": bool(self._nodes.live(Role.DECODE)),
+            "ready": self._nodes.is_ready,
             "nodes": [_node(node) | {"index": _index(node, self._index)} for node in self._nodes.all()],
             "links": [_link(node, link) for node in self._nodes.all() for link in node.status.links],
             "phases": {phase.value: count for phase, count in self._table.counts().items()},

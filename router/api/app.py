@@ -152,7 +152,7 @@ def build_app(
 
     @app.get("/ready", response_model=Readiness, responses=errors([HTTPStatus.SERVICE_UNAVAILABLE]))
     async def ready() -> Response:
-        """Answers with success once a decode node is registered."""
+        """Answers with success once a node that generates answers is registered."""
         status.check_ready()
         return JSONResponse({"status": "ready"})
 

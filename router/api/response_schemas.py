@@ -257,6 +257,6 @@ class Health(Response):
 
 
 class Readiness(Response):
-    """`ready`: a decode node is registered."""
+    """`ready`: a node that generates answers is registered."""
 
     status: Literal["ready"]

@@ -55,7 +55,7 @@ def test_a_cluster_in_the_background_from_up_to_down(shell):
     assert status == 0
     assert all(name in output for name in ("p0", "d0", url))
 
-    status, output = shell.run("up", "--model", MODEL, "--port", 0)
+    status, output = shell.run("up", "--model", MODEL, "--device", "cpu", "--port", 0)
     assert status == 1
     assert "headrace down default" in output
 
@@ -141,7 +141,7 @@ def test_a_node_that_cannot_start_ends_everything_and_says_why(shell, tmp_path):
     broken = tmp_path / "model"
     shutil.copytree(MODEL, broken)
     (broken / "model.safetensors").write_bytes(b"not safetensors")
-    status, output = shell.run("up", "--model", broken, "--port", 0, "--detach")
+    status, output = shell.run("up", "--model", broken, "--device", "cpu", "--port", 0, "--detach")
     assert status == 1
     assert re.search(r"\b(p0|d0) did not start: ", output)  # both read the same file; either may fail first
     assert "is it truncated, or a Git LFS pointer? Copy the file again" in " ".join(output.split())

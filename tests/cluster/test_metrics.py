@@ -69,6 +69,11 @@ def test_every_query_of_the_dashboard_names_a_metric_that_exists(exposition: str
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
     queries += [each["query"]["query"] for each in dashboard["templating"]["list"] if each["type"] == "query"]
     queries += [rule["expr"] for rule in rules]
+    labels = {sample.name: sample.labels.keys() for family in text_string_to_metric_families(exposition)
+              for sample in family.samples}  # fmt: skip
+    for rule in rules:
+        told = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"])) - {"instance"}
+        assert all(told <= labels[name] for name in NAME.findall(rule["expr"]) if name in labels), rule
     assert len(queries) > 40
     for query in queries:
         names = NAME.findall(query)

@@ -70,7 +70,7 @@ class PromptPart(NamedTuple):
     computed_tokens  of the prompt
     keeps_gap        False: the node cannot compute prompts beside its decodes within the gap
     fetch_from       sends the state and the blocks from which the node starts; None: they are its own
-    seconds          of all requests: the sum of both times
+    seconds          of all requests: others' time, and that to the first token if no shorter prompts overtook this one
     """
 
     node: Candidate

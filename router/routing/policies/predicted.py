@@ -179,7 +179,7 @@ def _better(
         if answer.node is prompt.node:
             seconds -= answer.received_s
         else:  # reserved until the prompt's turn has come
-            seconds += answer.held_share * prompt.first_token_s
+            seconds += answer.held_share * (prompt.seconds - prompt.others_s)
             held_s = held_back_s(request, answer, hand_over_s)
         first_s, gap_s = first_s + answer.wait_s + held_s, answer.token_gap_s
     missed, objectives = 0.0, request.objectives

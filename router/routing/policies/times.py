@@ -184,7 +184,7 @@ def overtaken_s(load: Load, pace: NodePace, num_tokens: int, token_work_s: float
     """Seconds that a prompt of `num_tokens` waits for shorter ones that come while it is computed, for `seconds`.
 
     Those with less than half as many tokens go before it, with up to two thirds of each step. They are taken to come as
-    lately.
+    they were computed lately, and their tokens to cost as much as its own: too much where its context is long.
     """
     recent, half = load.recent_lengths, num_tokens / 2
     power = int(half).bit_length() - 1

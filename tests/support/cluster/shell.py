@@ -63,7 +63,7 @@ class Shell:
 
     def up(self, *arguments):
         """A cluster in the background; its HTTP address."""
-        status, output = self.run("up", "--model", MODEL, "--port", 0, "--detach", *arguments)
+        status, output = self.run("up", "--model", MODEL, "--device", "cpu", "--port", 0, "--detach", *arguments)
         assert status == 0, output
         return self.record()["urls"][0]
 

@@ -88,7 +88,14 @@ def test_without_a_file_nodes_take_the_gpus_of_the_host():
     assert asked.for_host(0) == asked
     assert asked.for_host(2) == replace(asked, device="cuda")
     assert asked.for_host(1) == replace(asked, device="cuda", both=1), "one node on one GPU"
-    assert replace(asked, prefill=1).for_host(1) == replace(asked, prefill=1, device="cuda")
+    assert replace(asked, both=3).for_host(4) == replace(asked, both=3, device="cuda")
+    for counts, num_gpus, num_nodes in (
+        ({"prefill": 1}, 1, 2),
+        ({"prefill": 2}, 2, 3),
+        ({"both": 2, "decode": 1}, 2, 3),
+    ):
+        with pytest.raises(ConfigError, match=f"{num_nodes} nodes, {num_gpus} GPUs here: give --both {num_gpus}, or"):
+            replace(asked, **counts).for_host(num_gpus)
     assert replace(asked, device="cpu").for_host(2).device == "cpu"
 
 

@@ -28,11 +28,16 @@ def test_gpus_are_those_that_the_driver_lists(driver, script: str, number: int) 
     assert gpus_of_this_host() == number
 
 
-def test_a_host_without_a_driver_has_none(driver) -> None:
+def test_a_host_without_a_driver_has_none(driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gpus_of_this_host() == 0
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert gpus_of_this_host() == 0
 
 
-@pytest.mark.parametrize(("visible", "number"), [("", 0), ("-1", 0), ("3", 1), ("GPU-1,GPU-2", 2)])
+@pytest.mark.parametrize(
+    ("visible", "number"),
+    [("", 0), ("-1", 0), ("NoDevFiles", 0), ("3", 1), ("0,-1,1", 1), ("GPU-1,GPU-2", 2), ("0,1,2,3", 2)],
+)
 def test_hidden_gpus_do_not_count(driver, monkeypatch: pytest.MonkeyPatch, visible: str, number: int) -> None:
     driver(f"printf '{TWO}'")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)

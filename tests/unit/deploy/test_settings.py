@@ -1,25 +1,29 @@
 """The file of all settings: it is one that a cluster can be started from, and it explains each of them."""
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from deploy.config import Overrides, cluster_config, cluster_from_options
 from deploy.settings import MODEL, settings_file
 
 
-def test_a_cluster_of_that_file_is_one_without_any_settings() -> None:
-    data = yaml.safe_load(settings_file())
-    assert data["model"] != str(MODEL)
+@pytest.mark.parametrize("removes_marks", [False, True])
+def test_a_cluster_of_that_file_is_one_without_any_settings(removes_marks: bool) -> None:
+    text = re.sub(r"(?m)^( *)#(\w)", r"\1\2", settings_file()) if removes_marks else settings_file()
+    data = yaml.safe_load(text)
+    assert ("policy" in data["router"]) == removes_marks
     config = cluster_config(data | {"model": str(MODEL)}, source="all", base=Path.cwd())
     assert config == cluster_from_options(None, Overrides(model=MODEL))
 
 
 def test_each_setting_is_there_and_has_its_meaning_above_it() -> None:
     lines = settings_file().splitlines()
-    named = {line.strip().partition(":")[0]: index for index, line in enumerate(lines) if "#" not in line.strip()[:1]}
+    named = {line.strip(" #").partition(":")[0]: i for i, line in enumerate(lines) if not line.strip().startswith("# ")}
     config = cluster_from_options(None, Overrides(model=MODEL))
     parts: list[Any] = [config, config.router, config.prefill, config.prefill.node, config.prefill.node.engine]
     names = {field.name for part in parts for field in dataclasses.fields(part)}
