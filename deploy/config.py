@@ -182,19 +182,17 @@ class Overrides:
         """The same for a cluster without a file on a host with so many GPUs: nodes take them, unless `device` is given.
 
         A single GPU gets a single node, which does both, unless the numbers of nodes are given. Raises ConfigError if
-        these are more than the GPUs.
+        these are more than the GPUs, and for what makes no cluster.
         """
         if not num_gpus or self.device is not None:
             return self
         is_open = self.prefill is None and self.decode is None and self.both is None
         if is_open and num_gpus == 1:
             return replace(self, device="cuda", both=1)
-        pair = 0 if self.both else 1  # as `cluster_config` counts
-        counts = (pair if self.prefill is None else self.prefill, pair if self.decode is None else self.decode)
-        num_nodes = sum(counts) + (self.both or 0)
+        num_nodes = sum(group.count for group in cluster_from_options(None, self).groups)
         if num_nodes > num_gpus:
-            fewer = f"--both {num_gpus}"
-            raise ConfigError(f"command line: {num_nodes} nodes, {num_gpus} GPUs here: give {fewer}, or --device cpu")
+            remedy = f"give --both {num_gpus}, or --device cpu"
+            raise ConfigError(f"command line: {num_nodes} nodes, {num_gpus} GPUs here: {remedy}")
         return replace(self, device="cuda")
 
     def values(self) -> dict[str, object]:
@@ -237,7 +235,7 @@ def _place(data: dict[str, Any], role: str, device: str) -> None:
         override(data, f"{role}.placement.num_gpus", 0)
         return
     for path, value in ON_GPU.items():
-        if _value_at(data, (role, *path.split("."))) in (None, 0.0):
+        if _value_at(data, (role, *path.split("."))) is None:
             override(data, f"{role}.{path}", value)
 
 

@@ -111,8 +111,7 @@ class PrefixIndex:
 
     def deepest(self, keys: Sequence[PrefixKey], limit: int) -> Entry | None:
         """The entry of the longest indexed prefix within the first `limit` keys, which must be one chain."""
-        parts = self._entries.parts
-        found = bisect_left(keys, True, hi=max(0, min(limit, len(keys))), key=lambda key: key not in parts[key[0]])
+        found = bisect_left(keys, True, hi=max(0, min(limit, len(keys))), key=lambda key: key not in self._entries)
         return self._entries[keys[found - 1]] if found else None
 
     def by_block(self, block: BlockId) -> Entry:

@@ -179,6 +179,7 @@ def _better(
         if answer.node is prompt.node:
             seconds -= answer.received_s
         else:  # reserved until the prompt's turn has come
+            # Its first token is priced as everywhere, without the prompts that overtake it.
             seconds += answer.held_share * (prompt.seconds - prompt.others_s)
             held_s = held_back_s(request, answer, hand_over_s)
         first_s, gap_s = first_s + answer.wait_s + held_s, answer.token_gap_s

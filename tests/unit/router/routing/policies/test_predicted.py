@@ -9,7 +9,7 @@ from headrace.step_costs import StepCosts
 from headrace.wire.node_messages import Role
 from router.routing.plan import Objectives, Plan
 from router.routing.policies.cost import answer_part, meeting
-from router.routing.policies.predicted import Predicted
+from router.routing.policies.predicted import Predicted, _best
 from router.routing.policies.times import pace as node_pace
 from tests.support.router.priced_nodes import LINK, REQUEST, busy, choose, line, node
 
@@ -336,3 +336,15 @@ def test_a_long_prompt_is_predicted_later_where_short_ones_come_but_costs_no_mor
     assert {choose(each, cheap).prefill for each in (calm, overtaken)} == {"d"}
     wanted = replace(REQUEST, objectives=Objectives(first_token_s=1.2 * times[0]))  # type: ignore[operator]
     assert [choose(each, cheap, request=wanted).prefill for each in (calm, overtaken)] == ["d", "c"]
+
+
+def test_room_that_is_held_for_a_prompt_costs_no_more_where_short_ones_overtake_it() -> None:
+    tokens = (0.0,) * 10 + (40_000.0,)
+    prices = []
+    for recent in ((), tokens):
+        nodes = [node("p", Role.PREFILL, recent_lengths=recent), node("d", **busy(48), free_tokens=1 << 14)]
+        best = _best(REQUEST, [nodes[0]._replace(may_decode=False), nodes[1]._replace(may_prefill=False)])
+        assert best is not None and best.answer is not None and best.answer.held_share > 0
+        prices.append((best.seconds, best.prompt.first_token_s))
+    assert prices[1][0] == pytest.approx(prices[0][0])
+    assert prices[1][1] > prices[0][1]
