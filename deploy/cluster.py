@@ -179,7 +179,7 @@ def await_registered(names: Collection[str], apis: Sequence[RouterApi], stop: St
             if time.monotonic() >= deadline_s:
                 late = ", ".join(sorted(missing))
                 raise StartFailed(f"nodes did not register with the router at {api.url} in time: {late}")
-            stop.wait(POLL_S)
+            time.sleep(POLL_S)
 
 
 def kill(members: Sequence[Member]) -> None:

@@ -72,7 +72,7 @@ def serve(cluster: RunningCluster, config: ClusterConfig, stop: StopRequest) -> 
     operations = Operations(config, cluster, stop)
     looked_s = time.monotonic()
     with ControlSocket(cluster.run_id) as control:
-        while not stop.wait(0.0):
+        while not stop.is_set:
             control.serve(operations.obey, ORDER_POLL_S)
             if time.monotonic() - looked_s >= LOOK_INTERVAL_S:
                 cluster.look()
