@@ -15,7 +15,7 @@ from headrace.step_costs import StepCosts
 from headrace.wire.node_messages import Role
 
 NO_HIT = PrefixHit(0, 0, 0)
-SHORT_ANSWER_TOKENS = 40
+SHORT_ANSWER_TOKENS = 30
 """Shorter answers count as so long where stalls are weighed: for those of three tokens no chat leaves its cache."""
 MIN_GAP_TOKENS = 16
 """Tokens of prompts that a step computes at the least, however short the gap: prompts do not starve beside decodes."""

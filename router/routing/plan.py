@@ -49,8 +49,9 @@ class RoutedRequest:
     session_nodes   names of the nodes that served the session's last request, first the one that generated; they are
                     preferred to nodes that are otherwise equal
     caches_are_short
-                    True: the nodes that are not meant for prompts have too little cache; of what comes back they miss
-                    more than all nodes together would (`MissRatioCurve.is_short`)
+                    True: the nodes that are not meant for prompts have too little cache; it does not hold the requests
+                    under way, or of what comes back they miss more than all nodes together would
+                    (`MissRatioCurve.is_short`)
     """
 
     number: int

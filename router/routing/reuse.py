@@ -31,6 +31,9 @@ MOST_GENERATIONS = 4096
 MOST_MISSES = 1.1
 """Misses of a part of the caches, as a multiple of those of all of them, above which that part is short: elastic roles
 are worth about so much more work."""
+MOST_UNDER_WAY = 1.5
+"""Requests under way, as a multiple of those that a part of the caches holds, above which that part is short: below it
+the others wait for their turn at other nodes anyhow. Measured on simulated chats (docs/routing.md)."""
 STATES_HANDED_OVER = 1.6
 STATES_ALONE = 1.15
 """Slots for each request whose state is kept, on nodes to which prompts are handed over and on those that compute their
@@ -66,14 +69,25 @@ class CacheSize(NamedTuple):
         return cls(node.num_blocks * node.layout.block_size, node.num_slots + node.num_packed_slots)
 
 
+NOTHING = CacheSize(0, 0)
+
+
 @dataclass(frozen=True)
 class MissRatioCurve:
-    """Misses of the last requests in caches of any size: share of their tokens that is computed, not found."""
+    """Misses of the last requests in caches of any size: share of their tokens that is computed, not found.
+
+    in_use   tokens of the prompts under way when the curve was made, shared ones once, and how many these are
+    """
 
     reuses: Sequence[Reuse] = ()
+    in_use: CacheSize = NOTHING
 
     def is_short(self, part: CacheSize, whole: CacheSize) -> bool:
-        """True if this part of the caches, to which prompts are handed over, misses much that the whole would keep."""
+        """True if this part of the caches, to which prompts are handed over, has no room for the requests under way, or
+        misses much that the whole would keep."""
+        tokens, requests = self.in_use
+        if tokens > MOST_UNDER_WAY * part.tokens or requests > MOST_UNDER_WAY * part.states:
+            return True
         missed = self.miss_ratio(part.tokens, part.states / STATES_HANDED_OVER)
         return missed > MOST_MISSES * self.miss_ratio(whole.tokens, whole.states / STATES_ALONE)
 
@@ -124,7 +138,8 @@ class Reuses:
         self._in_use[number] = samples
         self._num_begun += 1
         if self._num_begun % REQUESTS_A_CURVE == 0:
-            self.curve = MissRatioCurve([reuse for reuses in self._recent for reuse in reuses])
+            in_use = CacheSize(len(self._users) * sample_tokens, len(self._in_use))
+            self.curve = MissRatioCurve([reuse for reuses in self._recent for reuse in reuses], in_use)
 
     def ended(self, number: int) -> None:
         """Nothing uses the request's prefix any more, if no other does."""

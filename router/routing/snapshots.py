@@ -127,7 +127,8 @@ class Snapshots:
         return found if pins is ANYWHERE else [pins.narrow(each) for each in found]
 
     def caches_are_short(self, roles: Mapping[str, Role]) -> bool:
-        """True if the nodes that are not meant for prompts do not keep what comes back, and all together do.
+        """True if the nodes that are not meant for prompts have no room for the requests under way, or do not keep what
+        comes back while all nodes together do.
 
         roles   of the nodes that may be given work, by name
         """

@@ -10,7 +10,7 @@ import math
 from typing import NamedTuple
 
 from headrace.wire.node_messages import Role
-from router.routing.candidates import SHORT_ANSWER_TOKENS, Candidate
+from router.routing.candidates import SHORT_ANSWER_TOKENS, Candidate, Load
 from router.routing.plan import RoutedRequest
 from router.routing.policies.times import (
     NO_LINE,
@@ -25,13 +25,13 @@ from router.routing.policies.times import (
     prompt_work_s,
 )
 
-STALL_WEIGHT = 150.0
+STALL_WEIGHT = 400.0
 """A second in which an answer waits for prompts counts so many times more, divided by its tokens: 0.1 s is little
 among 300 tokens, and doubles the time of 40. Measured on traces (docs/routing.md). Where a token gap is asked for,
 nodes bound such waits themselves."""
-MOST_STALLED = 4
-"""For so many answers of a node, at their mean, stalls are priced: where more generate, prompts delay some anyhow, and
-chats sent away from their caches cost 3 of 100 requests their times at twenty times a trace's speed."""
+MOST_STALLED = 3
+"""For so many answers of a node such seconds count whole: where more generate, prompts delay some anyhow, and chats
+sent away from their caches cost 3 of 100 requests their times at twenty times a trace's speed."""
 PROMPT_WEIGHT = 3.0
 """Work on a prompt delays the prompts behind it, and in a busy cluster as many again that come until these are done: a
 second of theirs counts so much."""
@@ -148,13 +148,11 @@ def prompt_part(
     num_tokens = request.num_tokens - start
     steps = pace(node, load.num_decoding, load.context_tokens, gap_s, own_s / num_tokens)
     node_s = own_s + own_s / steps.step_work_s * costs.chunk_s
-    weight, stall_weight = 1.0, STALL_WEIGHT
-    if gap_s is not None:
+    if gap_s is None:
+        delayed = load.num_decoding + stall_weight(load) * load.shortness
+    else:
         share = steps.step_work_s / (steps.step_work_s + steps.overhead_s) / WHOLE_SHARE
-        weight, stall_weight = max(WITHIN_GAP_WEIGHT, min(1.0, share * share)), 0.0
-    answers = load.num_decoding + load.num_coming
-    shortness = load.shortness * MOST_STALLED / answers if answers > MOST_STALLED else load.shortness
-    delayed = weight * load.num_decoding + stall_weight * shortness
+        delayed = max(WITHIN_GAP_WEIGHT, min(1.0, share * share)) * load.num_decoding
     others_s = node_s * (1.0 + delayed + waiting.weighed(AHEAD_WEIGHT, PROMPT_WEIGHT))
     others_s += costs.token_s * STORED_WEIGHT * num_tokens
     if fetch_from is not None:
@@ -212,7 +210,8 @@ def answer_part(request: RoutedRequest, met: Meeting) -> AnswerPart:
             lost = max(lost_share(node, after, more_s, gap_s, each_s, work_s), lost / (batch + 1))
         others_s += (HOSTED_WEIGHT if is_meant_for_prompts else 1.0) * num_prompts * lost * rest_s
         if gap_s is None:
-            others_s += STALL_WEIGHT * stalled_s / (number if number > SHORT_ANSWER_TOKENS else SHORT_ANSWER_TOKENS)
+            tokens = number if number > SHORT_ANSWER_TOKENS else SHORT_ANSWER_TOKENS
+            others_s += stall_weight(load) * stalled_s / tokens
     copied_s = received_s(request, node, request.num_tokens - node.hit.attention_tokens)
     wait_s = place_wait_s(node, num_tokens, answer_s)
     seconds = wait_s + rest_s + others_s + copied_s
@@ -221,6 +220,12 @@ def answer_part(request: RoutedRequest, met: Meeting) -> AnswerPart:
     room_share = num_tokens / room_tokens if room_tokens > num_tokens else 1.0
     held_share = room_share * (batch + PROMPT_WEIGHT * waiting.number)
     return AnswerPart(node, wait_s, rest_s, others_s, copied_s, held_share, after.decode_s, seconds)
+
+
+def stall_weight(load: Load) -> float:
+    """How many times more a second counts in which an answer waits for prompts at this node, divided by its tokens."""
+    answers = load.num_decoding + load.num_coming
+    return STALL_WEIGHT * MOST_STALLED / answers if answers > MOST_STALLED else STALL_WEIGHT
 
 
 def received_s(request: RoutedRequest, node: Candidate, num_tokens: int) -> float:

@@ -80,7 +80,7 @@ def test_an_answer_comes_then_generates_then_ends() -> None:
     ledger = started_ledger()
     send(ledger, replace(HAND_OVER, prediction=Prediction(2.5, 0.01)))
     held = {"free_tokens": FREE_TOKENS - 1000, "free_slots": FREE_SLOTS - 1}
-    coming = IDLE._replace(num_coming=1, coming_tokens=1000, coming_s=2.5, shortness=1 / 40, **held)
+    coming = IDLE._replace(num_coming=1, coming_tokens=1000, coming_s=2.5, shortness=1 / 30, **held)
     assert ledger.load("d0", 0.0) == coming
     ledger.reserved(1)
     assert ledger.load("d0", 0.0) == coming

@@ -215,3 +215,18 @@ def test_a_request_takes_more_than_one_slot(of_part: int, of_whole: int, is_shor
     """A state is kept for 100 requests by 160 slots where prompts are handed over, by 115 where they are not."""
     curve = MissRatioCurve([Reuse(1, 0, 100)])
     assert curve.is_short(CacheSize(ANY, of_part), CacheSize(ANY, of_whole)) == is_short
+
+
+def test_a_part_is_short_that_holds_too_few_of_the_requests_under_way() -> None:
+    """No cache finds anything here, so that misses tell nothing. The prompts share twenty samples."""
+    reuses, shared = Reuses(), sampled(0, 20)
+    for number in range(24):
+        reuses.began(number, [*shared, *sampled(1 + number, 20)], BLOCK_SIZE)
+    held, whole = 500 * SAMPLE_TOKENS * 2 // 3, CacheSize(ANY, ANY)
+    for tokens, states, is_short in ((held + 1, 16, False), (held - 1, 16, True), (held + 1, 15, True)):
+        assert reuses.curve.is_short(CacheSize(tokens, states), whole) == is_short
+    for number in range(24):
+        reuses.ended(number)
+    for number in range(reuse.REQUESTS_A_CURVE):
+        reuses.began(number, shared, BLOCK_SIZE)
+    assert not reuses.curve.is_short(CacheSize(held, 16), whole)

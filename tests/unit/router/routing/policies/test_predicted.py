@@ -71,7 +71,7 @@ def test_a_state_is_fetched_if_that_is_sooner_than_computing_it() -> None:
 
 def test_a_full_node_does_not_fetch_a_second_copy_that_an_empty_one_would() -> None:
     request = replace(REQUEST, num_tokens=17408)
-    holder = node("b", hit=16384, **busy(4), **line(12000))
+    holder = node("b", hit=16384, **busy(4), **line(8000))
     chosen = [choose(node("a", empty_tokens=room), holder, request=request) for room in (1 << 20, 0)]
     assert [plan.fetch_from for plan in chosen] == ["b", None]
     assert chosen[1].prefill == "b", "it waits where its cache is"
@@ -133,7 +133,7 @@ def test_prompts_in_a_third_of_the_time_are_in_few_of_the_steps() -> None:
 
 
 def test_a_node_that_had_few_prompts_lately_takes_an_answer_that_a_busy_one_leaves() -> None:
-    decode, request = node("d", **busy(6)), replace(REQUEST, num_tokens=1024, answer_tokens=1000)
+    decode, request = node("d", **busy(8)), replace(REQUEST, num_tokens=1024, answer_tokens=1000)
     chosen = [choose(node("p", Role.PREFILL, prompt_share=share), decode, request=request) for share in (0.1, 0.7)]
     assert [plan.decode for plan in chosen] == ["p", "d"]
 
