@@ -24,6 +24,7 @@ from tests.support.cluster.shell import (
     incarnation,
     is_listening,
     nodes_of,
+    output_of,
     until,
 )
 from tests.support.patience import PATIENCE_S
@@ -89,7 +90,7 @@ def test_undivided_nodes_in_the_foreground_change_roles_and_stop_at_ctrl_c(shell
     assert status == 1 and "no node 'n7' is registered" in " ".join(output.split())
     assert answer_of(url)
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=END_S)
+    output = output_of(process)
     assert process.returncode == 0, output
     assert not shell.processes()
 
@@ -131,7 +132,7 @@ def test_a_stop_while_starting_leaves_nothing(shell, moment, number):
     process = shell.start("up", "-c", shell.never_ready())
     until(lambda: any(moment in command for command in shell.processes().values()), START_S, f"{moment} has started")
     process.send_signal(number)
-    output, _ = process.communicate(timeout=END_S)
+    output = output_of(process)
     assert process.returncode == 1
     assert "stopped by a signal" in output
     assert not shell.processes()
@@ -169,7 +170,7 @@ def running_ray(tmp_path_factory):
         assert host.poll() is None
     finally:
         host.terminate()
-        host.communicate(timeout=END_S)
+        output_of(host)
         shutil.rmtree(ray.ray_folder, ignore_errors=True)
         try:
             until(lambda: not ray.processes(), END_S, "Ray is gone")
@@ -231,6 +232,6 @@ def test_ctrl_c_stops_the_demo(shell):
     process = shell.start("demo")
     until(lambda: any("ray::" in command for command in shell.processes().values()), START_S, "an actor runs")
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=END_S)
+    output_of(process)
     assert process.returncode == 1
     assert not shell.processes()

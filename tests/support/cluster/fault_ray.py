@@ -19,7 +19,7 @@ import psutil
 from deploy.ports import free_ports
 from deploy.ray_session import OBJECT_STORE_BYTES
 from tests.support.cluster.fault_row import HostDeath, Row
-from tests.support.cluster.shell import END_S, START_S, Shell, is_listening, nodes_of, until
+from tests.support.cluster.shell import END_S, START_S, Shell, is_listening, nodes_of, output_of, until
 from tests.support.cluster.usage import settled
 
 NODES = ("p0", "d0", "p1", "d1")
@@ -82,7 +82,7 @@ class RayFaultCluster:
         process.kill()
         command = next(it for it in self.raylets if psutil.Process(it.pid) in process.parents())
         self.raylets.remove(command)
-        command.communicate(timeout=END_S)
+        output_of(command)
 
 
 @asynccontextmanager

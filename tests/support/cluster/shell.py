@@ -39,6 +39,7 @@ class Shell:
             "XDG_STATE_HOME": str(folder),
             "PYTHONPATH": str(ROOT),
             "COLUMNS": "200",
+            "PYTHONFAULTHANDLER": "1",  # see `output_of`
         }
 
     def start(self, *arguments, module="deploy", inside=()):
@@ -58,7 +59,7 @@ class Shell:
     def run(self, *arguments, timeout_s=START_S, stdin=None, inside=()):
         """Exit status and output."""
         process = self.start(*arguments, inside=inside)
-        output, _ = process.communicate(stdin, timeout=timeout_s)
+        output = output_of(process, stdin, timeout_s=timeout_s)
         return process.returncode, output
 
     def up(self, *arguments):
@@ -118,6 +119,16 @@ class Shell:
     def kill_everything(self):
         for pid in self.processes():
             os.kill(pid, signal.SIGKILL)
+
+
+def output_of(process, stdin=None, *, timeout_s=END_S):
+    """All that a command has printed, once it has ended. One that hangs is aborted, and prints its threads' stacks."""
+    try:
+        return process.communicate(stdin, timeout=timeout_s)[0]
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGABRT)
+        output, _ = process.communicate(timeout=END_S)
+        pytest.fail(f"{process.args} did not end within {timeout_s} s:\n{output}")
 
 
 def until(condition, timeout_s, what):
