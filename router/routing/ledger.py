@@ -96,8 +96,9 @@ class Ledger:
         known = keys.get(prefill.block_size, ())
         positions = _positions(len(known), prefill.block_size, start, num_tokens, boundaries)
         self.coming.expect(number, plan.prefill, known, positions)
-        size = min(keys, default=prefill.block_size)  # one for all nodes: each size has keys of its own
-        self.reuses.began(number, keys.get(size, ()), size)
+        if answer is not None:  # a prompt without one takes no room where answers are generated
+            size = min(keys, default=prefill.block_size)  # one for all nodes: each size has keys of its own
+            self.reuses.began(number, keys.get(size, ()), size)
 
     def reserved(self, number: int) -> None:
         """The node that will generate has reserved what it needs."""

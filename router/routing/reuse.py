@@ -42,7 +42,7 @@ chats (docs/routing.md)."""
 RECENT_REQUESTS = 256
 """Requests from which the curve is made."""
 REQUESTS_A_CURVE = 8
-"""Requests after which the curve is made anew."""
+"""Requests that begin, or end, after which the curve is made anew."""
 
 
 class Reuse(NamedTuple):
@@ -58,35 +58,40 @@ class Reuse(NamedTuple):
 
 
 class CacheSize(NamedTuple):
-    """Tokens for which there are blocks, and states for which there are slots."""
+    """Room of one node's cache, or of several.
+
+    tokens     for which there are blocks
+    states     for which there are slots: checkpoints and running requests
+    requests   that can run at once: packed checkpoints have slots of their own, which these cannot take
+    """
 
     tokens: int
     states: int
+    requests: int
 
     @classmethod
     def of(cls, node: NodeInfo) -> CacheSize:
-        """Size of a node's cache. Packed checkpoints have slots beside those of running requests."""
-        return cls(node.num_blocks * node.layout.block_size, node.num_slots + node.num_packed_slots)
-
-
-NOTHING = CacheSize(0, 0)
+        num_states = node.num_slots + node.num_packed_slots
+        return cls(node.num_blocks * node.layout.block_size, num_states, node.num_slots)
 
 
 @dataclass(frozen=True)
 class MissRatioCurve:
     """Misses of the last requests in caches of any size: share of their tokens that is computed, not found.
 
-    in_use   tokens of the prompts under way when the curve was made, shared ones once, and how many these are
+    tokens_under_way, requests_under_way   when the curve was made; tokens that prompts share count once
     """
 
     reuses: Sequence[Reuse] = ()
-    in_use: CacheSize = NOTHING
+    tokens_under_way: int = 0
+    requests_under_way: int = 0
 
     def is_short(self, part: CacheSize, whole: CacheSize) -> bool:
         """True if this part of the caches, to which prompts are handed over, has no room for the requests under way, or
         misses much that the whole would keep."""
-        tokens, requests = self.in_use
-        if tokens > MOST_UNDER_WAY * part.tokens or requests > MOST_UNDER_WAY * part.states:
+        if self.tokens_under_way > MOST_UNDER_WAY * part.tokens:
+            return True
+        if self.requests_under_way > MOST_UNDER_WAY * part.requests:
             return True
         missed = self.miss_ratio(part.tokens, part.states / STATES_HANDED_OVER)
         return missed > MOST_MISSES * self.miss_ratio(whole.tokens, whole.states / STATES_ALONE)
@@ -119,6 +124,7 @@ class Reuses:
         self._generation_of: OrderedDict[PrefixKey, int] = OrderedDict()  # in the order of their last uses
         self._generations: deque[_Generation] = deque((_Generation(0),))
         self._newest = 0
+        self._sample_tokens = 0
         self._num_ended = 0
         self._num_begun = 0
         self._recent: deque[Sequence[Reuse]] = deque(maxlen=RECENT_REQUESTS)
@@ -137,9 +143,9 @@ class Reuses:
         self._users.update(samples)
         self._in_use[number] = samples
         self._num_begun += 1
+        self._sample_tokens = sample_tokens
         if self._num_begun % REQUESTS_A_CURVE == 0:
-            in_use = CacheSize(len(self._users) * sample_tokens, len(self._in_use))
-            self.curve = MissRatioCurve([reuse for reuses in self._recent for reuse in reuses], in_use)
+            self._draw([reuse for reuses in self._recent for reuse in reuses])
 
     def ended(self, number: int) -> None:
         """Nothing uses the request's prefix any more, if no other does."""
@@ -151,11 +157,16 @@ class Reuses:
                 self._generation_of[key] = self._newest
                 newest.num_samples += 1
         self._num_ended += 1
+        if self._num_ended % REQUESTS_A_CURVE == 0:  # or a crowd would be under way until others come
+            self._draw(self.curve.reuses)
         num_requests = self._num_ended - newest.first_request
         if newest.num_samples >= SAMPLES_A_GENERATION or num_requests >= REQUESTS_A_GENERATION:
             self._generations.append(_Generation(self._num_ended))
             self._newest += 1
             self._forget()
+
+    def _draw(self, reuses: Sequence[Reuse]) -> None:
+        self.curve = MissRatioCurve(reuses, len(self._users) * self._sample_tokens, len(self._in_use))
 
     def _taken(self, key: PrefixKey) -> int | None:
         """The generation of a sample, which leaves it; None: it has none."""

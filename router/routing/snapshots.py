@@ -250,7 +250,7 @@ def _usual_costs(nodes: Sequence[_Facts]) -> Mapping[str, StepCosts]:
 
 
 def _sum(sizes: Collection[CacheSize]) -> CacheSize:
-    return CacheSize(sum(each.tokens for each in sizes), sum(each.states for each in sizes))
+    return CacheSize(*map(sum, zip(*sizes, strict=True))) if sizes else CacheSize(0, 0, 0)
 
 
 def _is_out_of_reach(device: str, kinds: Collection[str]) -> bool:

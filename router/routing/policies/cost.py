@@ -218,9 +218,9 @@ def answer_part(request: RoutedRequest, met: Meeting) -> AnswerPart:
     copied_s = received_s(request, node, request.num_tokens - node.hit.attention_tokens)
     wait_s = place_wait_s(node, num_tokens, answer_s)
     seconds = wait_s + rest_s + others_s + copied_s
-    # As much less of the others fits in meanwhile. In a full node of both roles another request would compute its
-    # prompt in that room at once; a node for answers gets its prompts from others anyhow.
-    is_full = load.free_tokens < num_tokens and node.role is not Role.DECODE
+    # As much less of the others fits in meanwhile. In a full node that computes prompts, too, another request would
+    # use that room at once; one for answers alone gets its prompts from others anyhow.
+    is_full = (load.free_tokens < num_tokens or load.free_slots < 1) and node.role is not Role.DECODE
     room_tokens = load.free_tokens + load.context_tokens + load.coming_tokens
     room_share = 1.0 if is_full or room_tokens <= num_tokens else num_tokens / room_tokens
     held_share = room_share * (batch + PROMPT_WEIGHT * waiting.number)

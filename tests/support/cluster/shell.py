@@ -127,7 +127,10 @@ def output_of(process, stdin=None, *, timeout_s=END_S):
         return process.communicate(stdin, timeout=timeout_s)[0]
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGABRT)
-        output, _ = process.communicate(timeout=END_S)
+        try:
+            output, _ = process.communicate(timeout=END_S)
+        except subprocess.TimeoutExpired as expired:  # a child of the command holds the pipe open
+            output = (expired.output or b"").decode(errors="replace")
         pytest.fail(f"{process.args} did not end within {timeout_s} s:\n{output}")
 
 

@@ -2,29 +2,12 @@
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 
 from deploy.errors import StopRequested
 from deploy.stop_request import StopRequest
-from tests.support.patience import PATIENCE_S
-
-SIGNALS_AT_RANDOM_MOMENTS = """
-import os, random, signal, threading
-from deploy.stop_request import StopRequest
-
-for _ in range(100):
-    stop = StopRequest()
-    stop.install()
-    sender = threading.Timer(random.random() * 0.002, os.kill, (os.getpid(), signal.SIGINT))
-    sender.start()
-    while not stop.is_set:
-        pass
-    sender.join()
-"""
 
 
 @pytest.fixture
@@ -51,8 +34,3 @@ def test_the_first_signal_is_a_request_and_the_second_an_interrupt(stop: StopReq
         stop.check()
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), number)
-
-
-def test_a_signal_in_the_middle_of_a_look_at_the_request_is_not_lost() -> None:
-    """A lock in the request would be waited for by the very thread that holds it: about every second signal hung."""
-    subprocess.run([sys.executable, "-c", SIGNALS_AT_RANDOM_MOMENTS], check=True, timeout=PATIENCE_S)

@@ -51,12 +51,12 @@ def test_elastic_nodes_with_ample_caches_share_the_work_by_roles() -> None:
     assert elastic.requests_per_s > 1.05 * 2 * undivided.requests_per_s
 
 
-@pytest.mark.parametrize(("tokens", "least"), [(16, 0.97), (24, 0.97), (64, 1.1)])
+@pytest.mark.parametrize(("tokens", "least"), [(16, 0.97), (24, 1.04), (64, 1.07)])
 def test_elastic_nodes_without_room_for_the_requests_under_way_do_what_undivided_ones_do(
     tokens: int, least: float
 ) -> None:
     """32 prompts at once, none of which comes back, on nodes that hold so many. When roles counted, the requests waited
-    for room on the node that generates, half of which was on the other: 0.73 with 16."""
+    for room on the node that generates, half of which was on the other: 0.87 with 16. With 24 roles are worth it."""
     once = replace(CHATS, answer=256, turns=1)
     half = replace(once, at_once=once.at_once // 2, total=once.total // 2)
     sizes = {"tokens": tokens * once.first, "states": 4 * once.at_once}

@@ -18,6 +18,10 @@ SAMPLE_TOKENS = BLOCK_SIZE * (reuse.LOW_BITS + 1)
 ANY = 1 << 40
 
 
+def size(tokens: int, states: int, requests: int = ANY) -> CacheSize:
+    return CacheSize(tokens, states, requests)
+
+
 def sampled(chat: int, num_samples: int) -> list[PrefixKey]:
     """Keys of a prefix whose blocks are followed, all of them."""
     return [PrefixKey(bytes([0xFF]) + f"{chat} {place}".encode()) for place in range(num_samples)]
@@ -61,7 +65,7 @@ def computed_by_a_cache(requests: Sequence[tuple[int, Sequence[PrefixKey]]], num
 
 def test_nothing_is_known_at_first() -> None:
     assert Reuses().curve.miss_ratio(0, 0) == 0
-    assert not Reuses().curve.is_short(CacheSize(0, 0), CacheSize(ANY, ANY))
+    assert not Reuses().curve.is_short(size(0, 0), size(ANY, ANY))
 
 
 @pytest.mark.parametrize("num_chats", [8, 24])
@@ -194,18 +198,18 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_part_is_short_only_where_the_whole_would_keep_more() -> None:
     requests = [(number, sampled(number % 10, 40)) for number in range(400)]  # 360 samples between two uses
     curve = seen(Reuses(), requests).curve
-    small, large = (CacheSize(num_samples * SAMPLE_TOKENS, ANY) for num_samples in (200, 500))
+    small, large = (size(num_samples * SAMPLE_TOKENS, ANY) for num_samples in (200, 500))
     assert curve.is_short(small, large)
     assert not curve.is_short(small, small)
     assert not curve.is_short(large, large)
-    few, many = CacheSize(ANY, 12), CacheSize(ANY, 100)
+    few, many = size(ANY, 12), size(ANY, 100)
     assert curve.is_short(few, many)
-    assert not curve.is_short(few, CacheSize(ANY, 6))
+    assert not curve.is_short(few, size(ANY, 6))
 
 
 @pytest.mark.parametrize(("lost", "is_short"), [(9, False), (11, True)])
 def test_a_part_is_short_from_a_tenth_more_misses_on(lost: int, is_short: bool) -> None:
-    part, whole = CacheSize(1000, ANY), CacheSize(2000, ANY)
+    part, whole = size(1000, ANY), size(2000, ANY)
     curve = MissRatioCurve([Reuse(100, math.inf, math.inf), Reuse(lost, 1500, 0), Reuse(900, 500, 0)])
     assert curve.is_short(part, whole) == is_short
 
@@ -214,7 +218,7 @@ def test_a_part_is_short_from_a_tenth_more_misses_on(lost: int, is_short: bool) 
 def test_a_request_takes_more_than_one_slot(of_part: int, of_whole: int, is_short: bool) -> None:
     """A state is kept for 100 requests by 160 slots where prompts are handed over, by 115 where they are not."""
     curve = MissRatioCurve([Reuse(1, 0, 100)])
-    assert curve.is_short(CacheSize(ANY, of_part), CacheSize(ANY, of_whole)) == is_short
+    assert curve.is_short(size(ANY, of_part), size(ANY, of_whole)) == is_short
 
 
 def test_a_part_is_short_that_holds_too_few_of_the_requests_under_way() -> None:
@@ -222,11 +226,9 @@ def test_a_part_is_short_that_holds_too_few_of_the_requests_under_way() -> None:
     reuses, shared = Reuses(), sampled(0, 20)
     for number in range(24):
         reuses.began(number, [*shared, *sampled(1 + number, 20)], BLOCK_SIZE)
-    held, whole = 500 * SAMPLE_TOKENS * 2 // 3, CacheSize(ANY, ANY)
-    for tokens, states, is_short in ((held + 1, 16, False), (held - 1, 16, True), (held + 1, 15, True)):
-        assert reuses.curve.is_short(CacheSize(tokens, states), whole) == is_short
+    held, whole = 500 * SAMPLE_TOKENS * 2 // 3, size(ANY, ANY)
+    for tokens, requests, is_short in ((held + 1, 16, False), (held - 1, 16, True), (held + 1, 15, True)):
+        assert reuses.curve.is_short(size(tokens, ANY, requests), whole) == is_short
     for number in range(24):
         reuses.ended(number)
-    for number in range(reuse.REQUESTS_A_CURVE):
-        reuses.began(number, shared, BLOCK_SIZE)
-    assert not reuses.curve.is_short(CacheSize(held, 16), whole)
+    assert not reuses.curve.is_short(size(held - 1, ANY, 15), whole), "they have ended, and no others have come"

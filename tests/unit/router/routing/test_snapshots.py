@@ -247,6 +247,21 @@ def test_packed_checkpoints_have_slots_beside_those_of_running_requests() -> Non
     assert not cluster.snapshots.caches_are_short(ROLES)
 
 
+@pytest.mark.parametrize(
+    ("num_requests", "decode", "are_short"), [(8, "d0", False), (16, "d0", True), (16, None, False)]
+)
+def test_caches_are_short_where_too_few_of_the_requests_under_way_run_at_once(
+    num_requests: int, decode: str | None, are_short: bool
+) -> None:
+    """Two nodes generate, with four slots each, and may hold half as many more in line. Packed checkpoints have slots
+    that no request runs in, and a prompt of one token takes none at these nodes."""
+    cluster = cluster_of(num_slots=4, num_packed_slots=100)
+    candidates = cluster.snapshots.take(ROLES, {}, 1025, 0.0)
+    for number in range(num_requests):
+        cluster.ledger.sent(RoutedRequest(number, 1025, 10), Plan("p0", decode), candidates, {})
+    assert cluster.snapshots.caches_are_short(ROLES) == are_short
+
+
 def test_roles_may_change_in_place() -> None:
     cluster, roles = cluster_of(num_blocks=32 * 64), dict(ROLES)
     ask_in_turn(cluster, 96)

@@ -37,13 +37,21 @@ def test_a_prompt_that_waits_long_takes_room_elsewhere_only_where_that_is_plenty
 
 
 @pytest.mark.parametrize(
-    ("role", "room", "decode"), [(Role.BOTH, 0, "a"), (Role.BOTH, 1 << 20, "b"), (Role.DECODE, 0, "b")]
+    ("role", "room", "decode"),
+    [
+        (Role.BOTH, {}, "b"),
+        (Role.BOTH, {"free_tokens": 0}, "a"),
+        (Role.BOTH, {"free_slots": 0}, "a"),
+        (Role.DECODE, {"free_tokens": 0}, "b"),
+    ],
 )
-def test_a_full_node_of_both_roles_holds_no_room_for_a_prompt_elsewhere(role: Role, room: int, decode: str) -> None:
+def test_a_full_node_of_both_roles_holds_no_room_for_a_prompt_elsewhere(
+    role: Role, room: dict[str, int], decode: str
+) -> None:
     """At twenty-four times the trace's speed 75 % of requests came within 30 s, and 83 do. A node for answers gets all
     its prompts from others."""
     sender = node("a", Role.BOTH, **busy(2), **line(*[16384] * 4))
-    assert where(choose(sender, node("b", role, **busy(40), free_tokens=room))) == ("a", decode)
+    assert where(choose(sender, node("b", role, **busy(40), **room))) == ("a", decode)
 
 
 def test_a_prompt_delays_those_behind_it_more_than_those_that_go_first() -> None:
@@ -56,7 +64,7 @@ def test_a_prompt_delays_those_behind_it_more_than_those_that_go_first() -> None
 
 @pytest.mark.parametrize(("room", "chosen"), [({}, "a"), ({"free_tokens": -1}, "b"), ({"free_slots": -1}, "b")])
 def test_where_requests_wait_for_room_a_prompt_delays_as_many_that_come(room: dict[str, int], chosen: str) -> None:
-    """At twenty-four times the trace's speed short prompts' p95 was 6.4 s, and is 2.0."""
+    """At twenty-four times the trace's speed short prompts' p95 was 6.4 s, and 2.0 by this."""
     request = replace(REQUEST, num_tokens=16384, answer_tokens=1, needs_decode=False)
     held = node("a", hit=14720, **line(*[1024] * 11), **room)
     assert choose(held, node("b"), request=request).prefill == chosen
