@@ -148,9 +148,11 @@ class Reuses:
             self._draw([reuse for reuses in self._recent for reuse in reuses])
 
     def ended(self, number: int) -> None:
-        """Nothing uses the request's prefix any more, if no other does."""
+        """Nothing uses the request's prefix any more, if no other does. One that did not begin here does not count."""
+        if (samples := self._in_use.pop(number, None)) is None:
+            return
         newest = self._generations[-1]
-        for key in self._in_use.pop(number, ()):
+        for key in samples:
             self._users[key] -= 1
             if not self._users[key]:
                 del self._users[key]

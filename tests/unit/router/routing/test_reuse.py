@@ -195,6 +195,17 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(used) < 1.2 * used[0]
 
 
+def test_requests_that_did_not_begin_are_between_no_two_uses() -> None:
+    """Prompts of one token end, too; no cache for answers has to hold them."""
+    curves = []
+    for num_others in (0, 400):
+        reuses = seen(Reuses(), [(number, sampled(number % 10, 40)) for number in range(400)])
+        for number in range(1000, 1000 + num_others):
+            reuses.ended(number)
+        curves.append(seen(reuses, [(number, sampled(number % 10, 40)) for number in range(400, 408)]).curve)
+    assert curves[0] == curves[1]
+
+
 def test_a_part_is_short_only_where_the_whole_would_keep_more() -> None:
     requests = [(number, sampled(number % 10, 40)) for number in range(400)]  # 360 samples between two uses
     curve = seen(Reuses(), requests).curve
