@@ -93,15 +93,15 @@ def decode_tile(head_dim: int, dtype: torch.dtype, rows: int = 16, least_program
 
 
 TARGET_PROGRAMS = 2048  # about 15 for each of 132 multiprocessors (H200): uneven contexts even out
-LEAST_SPLITS = tl.constexpr(4)  # in a large batch, one program a KV head would be too few for one long context
+LEAST_SPLITS = 4  # in a large batch, one program a KV head would be too few for one long context
 MOST_SPLITS = 64
 MERGED_AT_ONCE = tl.constexpr(32)  # all 64 splits of a head of 256 would need the registers of all but two programs
-LEAST_MERGES = 4 * MULTIPROCESSORS  # programs
+FEW_SPLITS = tl.constexpr(8)  # large batches have so few: a program merges several heads
 
 
 def num_splits(num_tiles: int, num_kv_heads: int, table_tokens: int, split_keys: int) -> int:
     """Splits of each context: a power of two, from shapes alone."""
-    wanted = max(LEAST_SPLITS.value, cdiv(TARGET_PROGRAMS, num_tiles * num_kv_heads))
+    wanted = max(LEAST_SPLITS, cdiv(TARGET_PROGRAMS, num_tiles * num_kv_heads))
     useful = cdiv(table_tokens, split_keys)
     return next_power_of_2(max(1, min(wanted, useful, MOST_SPLITS)))
 
@@ -205,36 +205,36 @@ def _merge_kernel(
 ):  # fmt: skip
     """out[row] = sum over splits of 2^log_sum * part / sum of 2^log_sum, for the splits that have keys; [* gate].
 
-    A program merges HEADS heads of one row.
+    A program merges HEADS heads of one row, or one where it has more than FEW_SPLITS.
     """
     let_next_start()
-    row, d = (tl.program_id(0) // (H // HEADS)).to(tl.int64), tl.arange(0, padded(D))
-    head = tl.program_id(0) % (H // HEADS) * HEADS + tl.arange(0, HEADS)
+    heads = tl.where(splits <= FEW_SPLITS, HEADS, 1)
+    row, first_head = (tl.program_id(0) // (H // heads)).to(tl.int64), tl.program_id(0) % (H // heads) * heads
     length = tl.load(lens_ptr + row)
     longest = length
     if T > 1:
         longest = _longest(lens_ptr, row // T, row % T // TOKENS * TOKENS, T, TOKENS)
     used = tl.cdiv(length, _split_of(longest, splits, least_steps, KEYS))
-    row_head = row * H + head
     wait_for_previous()
-    if HEADS > 1 or splits <= LEAST_SPLITS:  # large batches: little work for each of many rows
-        out = _merged(part_ptr, log_sum_ptr, row_head, splits, used, D, LEAST_SPLITS)
+    # One kernel has both, so that no number of rows makes a request wait for a compiler.
+    if splits <= FEW_SPLITS:
+        _merge_heads(part_ptr, log_sum_ptr, gate_ptr, out_ptr, row, first_head, splits, used, stride_gate,
+                     H, D, HEADS, FEW_SPLITS // 2)  # fmt: skip
     else:
-        out = _merged(part_ptr, log_sum_ptr, row_head, splits, used, D, MERGED_AT_ONCE)
-    if gate_ptr is not None:
-        gate = load_heads(gate_ptr + row * stride_gate + head[:, None] * D + d[None, :], d, D)
-        out *= tl.sigmoid(gate.to(tl.float32))
-    out_place = row_head[:, None] * D + d[None, :]
-    tl.store(out_ptr + out_place, out.to(out_ptr.dtype.element_ty), mask=inside(head < H, d, D))
+        _merge_heads(part_ptr, log_sum_ptr, gate_ptr, out_ptr, row, first_head, splits, used, stride_gate,
+                     H, D, 1, MERGED_AT_ONCE)  # fmt: skip
 
 
 @triton.jit
-def _merged(part_ptr, log_sum_ptr, row_head, splits, used, D: tl.constexpr, AT_ONCE: tl.constexpr):
-    """Rows [heads, padded D], merged from their first `used` splits; zeros if there are none."""
-    d = tl.arange(0, padded(D))
-    acc = tl.zeros([row_head.shape[0], padded(D)], tl.float32)
-    total = tl.zeros([row_head.shape[0]], tl.float32)
-    best = tl.full([row_head.shape[0]], -1e30, tl.float32)
+def _merge_heads(
+    part_ptr, log_sum_ptr, gate_ptr, out_ptr, row, first_head, splits, used, stride_gate,
+    H: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr, AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    """HEADS heads of a row, merged from their first `used` splits, AT_ONCE at a time; zeros if there are none."""
+    head, d = first_head + tl.arange(0, HEADS), tl.arange(0, padded(D))
+    row_head = row * H + head
+    acc = tl.zeros([HEADS, padded(D)], tl.float32)
+    total, best = tl.zeros([HEADS], tl.float32), tl.full([HEADS], -1e30, tl.float32)
     for first in range(0, used, AT_ONCE):
         split = first + tl.arange(0, AT_ONCE)
         place = (row_head * splits)[:, None] + split[None, :]
@@ -247,17 +247,12 @@ def _merged(part_ptr, log_sum_ptr, row_head, splits, used, D: tl.constexpr, AT_O
         acc = acc * shrink[:, None] + tl.sum(part * weight[:, :, None], 1)
         total = total * shrink + tl.sum(weight, 1)
         best = new_best
-    return acc / tl.where(total > 0, total, 1.0)[:, None]
-
-
-def merged_heads(num_rows: int, rows_each: int, num_heads: int, splits: int) -> int:
-    """Heads of a row that a program merges: several where rows are many and have few splits, else one.
-
-    One where each sequence has one row: launched steps have any number of these, and no warm-up compiles for all.
-    """
-    heads = math.gcd(num_heads, 4)
-    has_many = splits <= 2 * LEAST_SPLITS.value and num_rows * num_heads >= heads * LEAST_MERGES
-    return heads if rows_each > 1 and has_many else 1
+    out = acc / tl.where(total > 0, total, 1.0)[:, None]
+    if gate_ptr is not None:
+        gate = load_heads(gate_ptr + row * stride_gate + head[:, None] * D + d[None, :], d, D)
+        out *= tl.sigmoid(gate.to(tl.float32))
+    out_place = row_head[:, None] * D + d[None, :]
+    tl.store(out_ptr + out_place, out.to(out_ptr.dtype.element_ty), mask=inside(head < H, d, D))
 
 
 def paged_decode_triton(
@@ -298,8 +293,8 @@ def paged_decode_triton(
         KEYS=tile.keys, SKIP_FIRST=skip_first,
         num_warps=tile.num_warps, num_stages=tile.num_stages, **OVERLAPPED,
     )  # fmt: skip
-    heads = merged_heads(R, T, H, S)
-    _merge_kernel[(R * H // heads,)](
+    heads = math.gcd(H, 4)
+    _merge_kernel[(R * H // (heads if FEW_SPLITS.value >= S else 1),)](
         part, log_sum, gate, out, contexts.lens_R, S, least_steps, stride_gate,
         H=H, T=T, TOKENS=tokens, D=D, KEYS=tile.keys, HEADS=heads, num_warps=4, **OVERLAPPED,
     )  # fmt: skip

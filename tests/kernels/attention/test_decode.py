@@ -3,12 +3,10 @@
 import pytest
 import torch
 
-from headrace.kernels.attention import decode
 from headrace.kernels.attention.decode import (
     DecodeTile,
     PagedContexts,
     decode_tile,
-    merged_heads,
     num_splits,
     paged_decode_triton,
     tokens_at_once,
@@ -63,14 +61,12 @@ def test_decode_closes_its_output_gate_of_heads_of_any_size(splits: int, D: int)
 
 
 @pytest.mark.parametrize(("H", "D"), [(6, 16), (8, 16), (8, 10), (5, 48)])
-@pytest.mark.parametrize("T", [2, 4])
-def test_rows_of_checks_merge_several_heads_at_once(T: int, H: int, D: int, monkeypatch: pytest.MonkeyPatch):
-    """As where rows are many, with a gate."""
-    monkeypatch.setattr(decode, "LEAST_MERGES", 1)
-    assert merged_heads(4 * T, T, H, splits=4) == {6: 2, 8: 4, 5: 1}[H]
-    assert merged_heads(4 * T, 1, H, splits=4) == merged_heads(4 * T, T, H, splits=16) == 1
-    rows = [drafts(126, T, T), drafts(300, 1, T), drafts(0, 0, T), drafts(14, 2, T)]
-    check_rows(rows, H, 1, D, splits=4, has_gate=True)
+@pytest.mark.parametrize("splits", [4, 8, 16])
+@pytest.mark.parametrize("T", [1, 4])
+def test_heads_of_any_number_are_merged_from_few_and_many_splits(T: int, splits: int, H: int, D: int):
+    """With a gate."""
+    rows = [drafts(126, T, T), drafts(2000, 1, T), drafts(0, 0, T), drafts(14, T, T)]
+    check_rows(rows, H, 1, D, splits=splits, has_gate=True)
 
 
 @pytest.mark.parametrize("splits", [1, 4])

@@ -42,8 +42,7 @@ def attention_launches() -> Iterator[tuple[str, Launch]]:
             yield f"prefill on Hopper {model}, split {is_split}", hopper_launch(H, KV, D, hopper_tile(D), is_split)
         for T in (1, 2, 4, 8):  # rows a sequence
             yield f"decode {model} {T}", decode_launch(H, KV, D, T)
-            for heads in (1, 4):
-                yield f"merge {model} {T}, {heads} heads", merge_launch(H, KV, D, T, heads)
+            yield f"merge {model} {T}", merge_launch(H, KV, D, T)
         yield f"prepare {model}", prepare_launch(H, KV, D, R, c.has_qk_norm)
     for is_split in (False, True):
         launch = hopper_launch(32, 2, 128, hopper_tile(128), is_split)
@@ -96,12 +95,12 @@ def decode_launch(H: int, KV: int, D: int, T: int, dtype: str = "bf16") -> Launc
     )
 
 
-def merge_launch(H: int, KV: int, D: int, T: int, heads: int) -> Launch:
+def merge_launch(H: int, KV: int, D: int, T: int) -> Launch:
     tokens = tokens_at_once(T, H // KV)
     tile = decode_tile(D, BF16, dot_block(tokens * (H // KV)))
     types = {"part_ptr": "*fp32:16", "log_sum_ptr": "*fp32:16", "out_ptr": "*bf16:16", "lens_ptr": "*i32"}
     types |= {"splits": "i32", "least_steps": "i32", "gate_ptr": "*bf16:16", "stride_gate": "i32:16"}
-    constexprs = {"H": H, "T": T, "TOKENS": tokens, "D": D, "KEYS": tile.keys, "HEADS": heads}
+    constexprs = {"H": H, "T": T, "TOKENS": tokens, "D": D, "KEYS": tile.keys, "HEADS": 4}
     return Launch("headrace.kernels.attention.decode:_merge_kernel", types, constexprs)
 
 
