@@ -18,9 +18,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.engine.draw import Draw
 from headrace.engine.runner import Launched, ModelRunner
-from headrace.engine.sampler import Drawn
+from headrace.engine.sampling.draw import Draw
+from headrace.engine.sampling.sampler import Drawn
 from headrace.forward.sequence_input import SequenceInput
 from headrace.kernels.lib.sizes import cdiv
 from headrace.kernels.lib.upload import PinnedBuffers

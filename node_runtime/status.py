@@ -7,7 +7,7 @@ from dataclasses import asdict
 from headrace.cache.pools import PoolCounts
 from headrace.cache.stats import CacheCounters
 from headrace.engine.build import BuiltEngine
-from headrace.engine.drafting import PLACES, Drafting
+from headrace.engine.drafts.drafting import PLACES, Drafting
 from headrace.step_costs import PROMPT_SECONDS, TIMED_STEPS
 from headrace.wire.cache_updates import CACHE_CHANGES
 from headrace.wire.node_messages import NodeStatus, PoolStatus

@@ -17,7 +17,7 @@ from benchmarks.router.work import NodeShape
 from benchmarks.router.workload import Chats, ChatShape
 from headrace.cache.checkpoints import checkpoint_policy
 from headrace.cache.eviction import Lru
-from headrace.engine.graphs import PREFILL_ROWS
+from headrace.engine.graphs.captured_passes import PREFILL_ROWS
 from headrace.step_costs import StepCosts
 from headrace.wire.node_messages import Role
 from router.routing.candidates import LinkCosts

@@ -28,8 +28,8 @@ from benchmarks.shapes import MOE_SHAPES, SHAPES, random_prompts, shrunk
 from benchmarks.timing import profile, table_header, table_row, verdict
 from headrace.cache.checkpoints import ChunkSpan
 from headrace.cache.tails import Tail, tail_interval
-from headrace.engine.draw import Draw
 from headrace.engine.runner import Launched, ModelRunner
+from headrace.engine.sampling.draw import Draw
 from headrace.forward.memory import CacheMemory
 from headrace.forward.sequence_input import SequenceInput
 from headrace.models.config import ModelConfig

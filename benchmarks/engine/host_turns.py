@@ -43,7 +43,7 @@ from benchmarks.engine.steps import greedy, job_of, sequence_of
 from benchmarks.shapes import TINY_MODELS
 from headrace.cache.hits import ResumeLocally
 from headrace.engine.config import EngineConfig
-from headrace.engine.graphs import Captured
+from headrace.engine.graphs.captured_passes import Captured
 from headrace.engine.runner import ModelRunner
 from headrace.engine.sequence import Finished
 from headrace.models.logits import Logits

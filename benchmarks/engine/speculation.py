@@ -35,9 +35,9 @@ from headrace.cache.checkpoints import ChunkSpan
 from headrace.cache.tails import Tail, tail_interval
 from headrace.engine.build import BuiltEngine, engine_around
 from headrace.engine.config import EngineConfig
-from headrace.engine.drafts_ahead import DraftsAhead
+from headrace.engine.drafts.ahead import DraftsAhead
+from headrace.engine.graphs.verify_inputs import VerifyInputs
 from headrace.engine.runner import Launched
-from headrace.engine.verify_inputs import VerifyInputs
 from headrace.forward.memory import use_device
 from headrace.forward.sequence_input import SequenceInput
 from headrace.kernels.sampling.checked_rows import CheckField

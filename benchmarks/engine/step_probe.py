@@ -21,9 +21,9 @@ import torch
 from benchmarks.timing import table_header, table_row
 from headrace.engine import runner as runner_module
 from headrace.engine.engine import Engine
-from headrace.engine.graphs import Captured
+from headrace.engine.graphs.captured_passes import Captured
 from headrace.engine.loop import EngineLoop
-from headrace.engine.sampler import Drawn
+from headrace.engine.sampling.sampler import Drawn
 from headrace.forward.sequence_input import SequenceInput
 from headrace.step_costs import StepCosts, StepShape
 

@@ -45,7 +45,7 @@ from headrace.answer_grammar import AnswerGrammar
 from headrace.engine import runner
 from headrace.engine.build import BuiltEngine, engine_around
 from headrace.engine.config import EngineConfig
-from headrace.engine.sampler import Drawn
+from headrace.engine.sampling.sampler import Drawn
 from headrace.forward.memory import use_device
 from headrace.grammar import GrammarError, Grammars, check_grammar, json_grammar
 from headrace.models.weights import load_config, random_model

@@ -57,7 +57,7 @@ NO_DRAFTS = Drafts()
 def _price(
     costs: StepCosts, answers: StepShape, waiting: StepShape, max_step_tokens: int, token_gap_s: float | None
 ) -> StepPrice:
-    """As the engine prices a step (headrace/engine/drafting.py)."""
+    """As the engine prices a step (headrace/engine/drafts/drafting.py)."""
     plain_s, prompts, limit_s = costs.decode_part_s(answers), None, math.inf
     if waiting.prefill_tokens:
         work_s = costs.prompt_work_s(waiting)

@@ -29,10 +29,10 @@ from headrace.cache.hits import FetchState
 from headrace.cache.prefix_cache import PrefixCache
 from headrace.cache.publishing import Publisher, ScheduledChunk
 from headrace.cache.stats import CacheStats
-from headrace.engine.cost_fit import KEPT_GAPS
-from headrace.engine.scheduler import Scheduler
-from headrace.engine.step_budget import TokenCost
-from headrace.engine.waiting import WaitingLine
+from headrace.engine.scheduling.cost_fit import KEPT_GAPS
+from headrace.engine.scheduling.scheduler import Scheduler
+from headrace.engine.scheduling.step_budget import TokenCost
+from headrace.engine.scheduling.waiting import WaitingLine
 from headrace.step_costs import TIMED_STEPS, StepShape
 from headrace.wire.node_messages import Role
 from router.routing.candidates import Load

@@ -24,8 +24,8 @@ from benchmarks.timing import best_s, table_header, table_row
 from headrace.cache.hashing import PrefixHasher
 from headrace.cache.hits import ResumeLocally
 from headrace.engine.intake import Intake
+from headrace.engine.sampling.stopping import StopRules
 from headrace.engine.sequence import Job, Sequence
-from headrace.engine.stopping import StopRules
 from headrace.grammar import Grammars
 from headrace.pauses import keep_pauses_short
 from headrace.request import Request, Sampling

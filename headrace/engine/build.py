@@ -19,15 +19,15 @@ from headrace.cache.prefix_cache import PrefixCache
 from headrace.cache.tails import tail_interval, tail_places
 from headrace.config import ConfigError
 from headrace.engine.config import EngineConfig
-from headrace.engine.cost_fit import prior_costs
-from headrace.engine.drafting import Drafting
+from headrace.engine.drafts.drafting import Drafting
+from headrace.engine.drafts.mtp import MtpDrafts
 from headrace.engine.engine import Engine
-from headrace.engine.mtp_drafts import MtpDrafts
 from headrace.engine.pool_sizes import PoolSizes
 from headrace.engine.runner import ModelRunner
-from headrace.engine.scheduler import LatestArrival, Scheduler
-from headrace.engine.step_budget import TokenCost
-from headrace.engine.stopping import StopRules
+from headrace.engine.sampling.stopping import StopRules
+from headrace.engine.scheduling.cost_fit import prior_costs
+from headrace.engine.scheduling.scheduler import LatestArrival, Scheduler
+from headrace.engine.scheduling.step_budget import TokenCost
 from headrace.engine.tail_rows import TailRows
 from headrace.engine.warm_up import warm_up
 from headrace.forward.memory import CacheMemory, use_device

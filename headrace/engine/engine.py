@@ -25,20 +25,20 @@ from headrace.cache.checkpoints import CheckpointPolicy
 from headrace.cache.prefix_cache import PrefixCache
 from headrace.cache.publishing import ScheduledChunk
 from headrace.cache.tails import Tail, TailStep
-from headrace.engine.client_work import ClientWork
-from headrace.engine.drafted_steps import EngineDrafts
-from headrace.engine.drafting import Drafting
+from headrace.engine.drafts.drafting import Drafting
+from headrace.engine.drafts.steps import EngineDrafts
 from headrace.engine.failures import NeedsMoreMemory, OutOfMemory, blamed, first_line, is_first_prefill, log_summary
 from headrace.engine.intake import BadRequest
 from headrace.engine.load import step_shape
 from headrace.engine.runner import ModelRunner
-from headrace.engine.scheduler import Scheduler, VictimPolicy, after_turn
+from headrace.engine.sampling.step_masks import StepMasks, WantedMask
+from headrace.engine.sampling.stopping import StopRules
+from headrace.engine.scheduling.client_work import ClientWork
+from headrace.engine.scheduling.scheduler import Scheduler, VictimPolicy, after_turn
+from headrace.engine.scheduling.yielding import NOTHING_YIELDED
 from headrace.engine.sequence import Failed, Sequence, Started
 from headrace.engine.step import InFlight, Shortage, StepBuilder
-from headrace.engine.step_masks import StepMasks, WantedMask
-from headrace.engine.stopping import StopRules
 from headrace.engine.tail_rows import TailRows
-from headrace.engine.yielding import NOTHING_YIELDED
 from headrace.grammar import Grammars
 from headrace.step_costs import StepCosts
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from headrace.cache.hashing import PrefixHasher
 from headrace.cache.known_prompts import KnownPrompts
+from headrace.engine.sampling.stopping import StopRules
 from headrace.engine.sequence import Job, Sequence
-from headrace.engine.stopping import StopRules
 from headrace.grammar import GrammarError, Grammars
 from headrace.request import Request
 

@@ -1,7 +1,7 @@
 """The requests of one engine, from submission to release. No tensors.
 
     waiting -> running -> ended -> released
-    waiting -> following -> waiting      another one computes the same prefix (headrace/engine/following.py)
+    waiting -> following -> waiting      another one computes the same prefix (headrace/engine/scheduling/following.py)
     waiting -> receiving -> running      the state arrives by transfer
     receiving -> waiting                 it does not arrive: `prefill_locally`
     running -> waiting                   preempted
@@ -23,16 +23,16 @@ from headrace.cache.checkpoints import CheckpointPolicy
 from headrace.cache.leases import Leases
 from headrace.cache.prefix_cache import PrefixCache
 from headrace.cache.publishing import Publisher
-from headrace.engine.cost_fit import CostFit
-from headrace.engine.following import best_following, cost_alone
 from headrace.engine.intake import Intake
-from headrace.engine.line import tokens_before
 from headrace.engine.load import EngineLoad
-from headrace.engine.scheduler import Scheduler, VictimPolicy, smallest_gap_s
+from headrace.engine.sampling.stopping import StopRules
+from headrace.engine.scheduling.cost_fit import CostFit
+from headrace.engine.scheduling.following import best_following, cost_alone
+from headrace.engine.scheduling.line import tokens_before
+from headrace.engine.scheduling.scheduler import Scheduler, VictimPolicy, smallest_gap_s
+from headrace.engine.scheduling.waiting import WaitingLine
 from headrace.engine.sequence import AdmissionTimedOut, Admitted, DeviceEvent, Finished, Sequence
-from headrace.engine.stopping import StopRules
 from headrace.engine.tail_rows import TailRows
-from headrace.engine.waiting import WaitingLine
 from headrace.grammar import Grammars
 from headrace.request import FinishReason
 from headrace.step_costs import StepCosts, StepShape

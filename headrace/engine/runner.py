@@ -8,11 +8,9 @@ import torch
 from torch import Tensor
 
 from headrace.cache.tails import Tail
-from headrace.engine.decode_inputs import DecodeInputs, round_up
-from headrace.engine.draft_passes import CapturedDrafts, DraftStart, draft_tokens
-from headrace.engine.drafts_ahead import CheckedSequence, DraftsAhead
-from headrace.engine.draw import Draw, PromptRows
-from headrace.engine.graphs import (
+from headrace.engine.drafts.ahead import CheckedSequence, DraftsAhead
+from headrace.engine.drafts.passes import CapturedDrafts, DraftStart, draft_tokens
+from headrace.engine.graphs.captured_passes import (
     BATCH_SIZES,
     LONGEST_PASS_ROWS,
     MIXED_CHECK_ROWS,
@@ -29,14 +27,16 @@ from headrace.engine.graphs import (
     mixed_counts,
     sizes_up_to,
 )
-from headrace.engine.logprobs import PromptScores, rows_at_once
-from headrace.engine.mixed_inputs import MixedInputs
-from headrace.engine.prefill_inputs import MOST_SEQUENCES, PrefillInputs
-from headrace.engine.sampler import Drawn, choose, pending_bans
-from headrace.engine.step_masks import WaitForMasks
-from headrace.engine.token_biases import TokenBiases
-from headrace.engine.token_counts import TokenCounts
-from headrace.engine.verify_inputs import VerifyInputs
+from headrace.engine.graphs.decode_inputs import DecodeInputs, round_up
+from headrace.engine.graphs.mixed_inputs import MixedInputs
+from headrace.engine.graphs.prefill_inputs import MOST_SEQUENCES, PrefillInputs
+from headrace.engine.graphs.verify_inputs import VerifyInputs
+from headrace.engine.sampling.draw import Draw, PromptRows
+from headrace.engine.sampling.logprobs import PromptScores, rows_at_once
+from headrace.engine.sampling.sampler import Drawn, choose, pending_bans
+from headrace.engine.sampling.step_masks import WaitForMasks
+from headrace.engine.sampling.token_biases import TokenBiases
+from headrace.engine.sampling.token_counts import TokenCounts
 from headrace.forward.forward_batch import ForwardBatch
 from headrace.forward.memory import CacheMemory
 from headrace.forward.sequence_input import SequenceInput, known_place

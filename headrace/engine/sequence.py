@@ -18,9 +18,9 @@ from headrace.cache.index import Checkpoint
 from headrace.cache.leases import LeaseId
 from headrace.cache.tails import BehindCheck, Tail
 from headrace.cache.types import PrefixKey
-from headrace.engine.bad_words import BadWords
-from headrace.engine.draw import Draw
-from headrace.engine.following import Following
+from headrace.engine.sampling.bad_words import BadWords
+from headrace.engine.sampling.draw import Draw
+from headrace.engine.scheduling.following import Following
 from headrace.request import FinishReason, PromptLogprobs, Request, Token
 from headrace.speculation.draft_count import Acceptance
 from headrace.speculation.drafter import Drafter

@@ -15,17 +15,17 @@ from typing import NamedTuple
 from headrace.cache.checkpoints import CheckpointPolicy
 from headrace.cache.prefix_cache import PrefixCache
 from headrace.cache.publishing import ScheduledChunk
-from headrace.engine.accepted_drafts import append_new, keep_accepted, num_accepted
-from headrace.engine.drafting import Drafting
+from headrace.engine.drafts.accepted import append_new, keep_accepted, num_accepted
+from headrace.engine.drafts.drafting import Drafting
 from headrace.engine.failures import NanLogits, UnprovenPrefix, log_summary
-from headrace.engine.logprobs import PromptScores
 from headrace.engine.requests import EngineRequests
 from headrace.engine.runner import ModelRunner
-from headrace.engine.sampler import Drawn
-from headrace.engine.scheduler import Scheduler, VictimPolicy
+from headrace.engine.sampling.logprobs import PromptScores
+from headrace.engine.sampling.sampler import Drawn
+from headrace.engine.sampling.stopping import StopRules
+from headrace.engine.scheduling.scheduler import Scheduler, VictimPolicy
 from headrace.engine.sequence import Computed, Failed, Finished, Halted, Sampled, Scored, Sequence
 from headrace.engine.step import InFlight, rows_to_score
-from headrace.engine.stopping import StopRules
 from headrace.engine.tail_rows import TailRows
 from headrace.grammar import Grammars
 from headrace.kernels.sampling.argmax import NO_TOKEN

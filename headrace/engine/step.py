@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from itertools import repeat
 
 from headrace.cache.publishing import ScheduledChunk
-from headrace.engine.drafts_ahead import FutureDrafts
-from headrace.engine.draw import Draw, PromptRows
+from headrace.engine.drafts.ahead import FutureDrafts
 from headrace.engine.runner import Launched, ModelRunner
-from headrace.engine.sampler import OnDevice
+from headrace.engine.sampling.draw import Draw, PromptRows
+from headrace.engine.sampling.sampler import OnDevice
+from headrace.engine.sampling.step_masks import WantedMask
+from headrace.engine.sampling.stopping import StopRules
 from headrace.engine.sequence import Sequence
-from headrace.engine.step_masks import WantedMask
-from headrace.engine.stopping import StopRules
 from headrace.forward.sequence_input import SequenceInput
 from headrace.speculation.draft_count import Offer
 from headrace.step_costs import StepShape

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from headrace.cache.tails import Tail
 from headrace.config import ConfigError
-from headrace.engine.draft_passes import DraftStart
-from headrace.engine.draw import Draw, PromptRows
-from headrace.engine.graphs import Capture, Captured
+from headrace.engine.drafts.passes import DraftStart
+from headrace.engine.graphs.captured_passes import Capture, Captured
 from headrace.engine.runner import ModelRunner
+from headrace.engine.sampling.draw import Draw, PromptRows
 from headrace.forward.sequence_input import SequenceInput
 from headrace.kernels.dense.small_linear import MOST_ROWS
 from headrace.kernels.lib.compile_ahead import compiling_ahead

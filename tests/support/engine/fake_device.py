@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from headrace.engine.build import BuiltEngine
-from headrace.engine.drafts_ahead import DraftsAhead
-from headrace.engine.sampler import Drawn
+from headrace.engine.drafts.ahead import DraftsAhead
+from headrace.engine.sampling.sampler import Drawn
 from headrace.request import Token
 from headrace.step_costs import StepCosts, StepShape
 

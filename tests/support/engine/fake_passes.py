@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from headrace.cache.layout import AttentionGroup, CacheLayout, StateGroup
-from headrace.engine.decode_inputs import DecodeInputs
-from headrace.engine.graphs import Captured, CapturedPasses, StepGraphs
-from headrace.engine.prefill_inputs import PrefillInputs
+from headrace.engine.graphs.captured_passes import Captured, CapturedPasses, StepGraphs
+from headrace.engine.graphs.decode_inputs import DecodeInputs
+from headrace.engine.graphs.prefill_inputs import PrefillInputs
 from headrace.forward.forward_batch import ForwardBatch
 from headrace.forward.memory import CacheMemory
 from headrace.forward.sequence_input import SequenceInput

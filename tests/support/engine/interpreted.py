@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.engine.graphs import Capture, Captured
-from headrace.engine.prefill_inputs import PrefillInputs
+from headrace.engine.graphs.captured_passes import Capture, Captured
+from headrace.engine.graphs.prefill_inputs import PrefillInputs
 from headrace.engine.runner import ModelRunner
 from headrace.forward.forward_batch import ForwardBatch, PrefillRows
 from headrace.forward.sequence_input import SequenceInput

@@ -16,9 +16,9 @@ from triton import knobs
 from triton.runtime import driver
 
 from headrace.cache.tails import Tail
-from headrace.engine.draw import Draw
-from headrace.engine.graphs import Captured
+from headrace.engine.graphs.captured_passes import Captured
 from headrace.engine.runner import ModelRunner
+from headrace.engine.sampling.draw import Draw
 from headrace.engine.warm_up import warm_up
 from headrace.forward.memory import CacheMemory
 from headrace.forward.sequence_input import SequenceInput

@@ -16,9 +16,9 @@ from benchmarks.pinned_drafts import (
     write_drafts_triton,
 )
 from benchmarks.shapes import TINY_MODELS
-from headrace.engine.draw import Draw
 from headrace.engine.runner import Launched
-from headrace.engine.sampler import Drawn
+from headrace.engine.sampling.draw import Draw
+from headrace.engine.sampling.sampler import Drawn
 from headrace.engine.sequence import Admitted
 from headrace.forward.sequence_input import SequenceInput
 from headrace.kernels.sampling.checked_rows import CheckSources

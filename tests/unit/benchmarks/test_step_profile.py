@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.engine.step_probe import PhaseClock, StepRecord, slowest_rows, step_shape
 from benchmarks.engine.step_profile import TINY, loads_of, main
-from headrace.engine.sampler import Drawn
+from headrace.engine.sampling.sampler import Drawn
 from headrace.forward.sequence_input import SequenceInput
 from headrace.step_costs import StepCosts, StepShape
 

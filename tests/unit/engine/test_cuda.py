@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from headrace.engine.draw import Draw, PromptRows
-from headrace.engine.graphs import CapturedPasses
+from headrace.engine.graphs.captured_passes import CapturedPasses
 from headrace.engine.runner import Launched, ModelRunner
+from headrace.engine.sampling.draw import Draw, PromptRows
 from headrace.engine.sequence import Scored
 from headrace.forward.memory import CacheMemory
 from headrace.forward.sequence_input import SequenceInput

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.shapes import SHAPES
-from headrace.engine.draw import Draw
-from headrace.engine.graphs import Captured, CudaCapture
-from headrace.engine.prefill_inputs import MOST_SEQUENCES, MOST_WRITES
+from headrace.engine.graphs.captured_passes import Captured, CudaCapture
+from headrace.engine.graphs.prefill_inputs import MOST_SEQUENCES, MOST_WRITES
 from headrace.engine.runner import Launched, ModelRunner
+from headrace.engine.sampling.draw import Draw
 from headrace.forward.memory import CacheMemory
 from headrace.forward.sequence_input import SequenceInput
 from headrace.models.model import HybridModel

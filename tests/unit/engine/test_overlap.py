@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.engine.build import BuiltEngine
-from headrace.engine.sampler import Drawn
+from headrace.engine.sampling.sampler import Drawn
 from headrace.engine.sequence import Finished, Sampled
 from headrace.request import FinishReason, Sampling
 from tests.support.engine.driving import (
@@ -80,7 +80,7 @@ def test_a_chat_resumes_from_what_was_decoded_before(tiny_checkpoint) -> None:
 
 @pytest.mark.parametrize("waited", [False, True])
 def test_a_step_for_which_the_device_waited_is_not_late_by_itself(waited: bool, tiny_checkpoint, monkeypatch) -> None:
-    monkeypatch.setattr("headrace.engine.sampler.Drawn.has_arrived", waited)
+    monkeypatch.setattr("headrace.engine.sampling.sampler.Drawn.has_arrived", waited)
     built = small_engine(tiny_checkpoint("granite"), overlap=True)
     observed: list[bool] = []
     monkeypatch.setattr(built.engine.cost_fit, "observe", lambda *_, may_be_late: observed.append(may_be_late))

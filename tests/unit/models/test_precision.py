@@ -11,8 +11,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from headrace.engine.draw import Draw
 from headrace.engine.runner import ModelRunner
+from headrace.engine.sampling.draw import Draw
 from headrace.forward.memory import CacheMemory
 from headrace.forward.sequence_input import SequenceInput
 from headrace.models.weights import load_model
