@@ -51,7 +51,8 @@ class RuntimeConfig:
     port                 port of the gRPC service; 0 takes a free one
     staging_buffers      messages of transfers that may be in flight at once in each direction, from and to this node
     max_message_bytes    largest message into which attention blocks are packed; if left out, 4 MiB on a host and 32 MiB
-                         on a GPU, where short messages leave most of a link's bandwidth unused (docs/benchmarks.md)
+                         on a GPU, where short messages leave most of a link's bandwidth unused
+                         (docs/benchmarks/transfers.md)
     state_wire_dtype     format in which recurrent states travel to this node: float32, bfloat16 or float16 (half the
                          bytes; the rounding stays), int8 or fp8 (a quarter, and a scale for each row); if left out,
                          this node's own, which rounds nothing

@@ -61,7 +61,7 @@ LOADS = {
     "decode-heavy": ChatShape(96, 1000, 0, 1000, 1, 492),
     "prefill-heavy": ChatShape(48, 30000, 0, 50, 1, 396),
 }
-"""By name: those of docs/benchmarks.md; of each the last 300 chats are measured."""
+"""By name: those of docs/benchmarks/gpu-clusters.md; of each the last 300 chats are measured."""
 HEADER = table_header(
     "load", "gap / later first", "arrangement", "req/s", "of undivided", "of no drafts", "tokens a step", "cached %",
     "first turns p50 / p95 ms", "later p50 / p95 ms", "gaps p50 / p95 / p99 ms", "ways",

@@ -47,6 +47,6 @@ class HostCosts:
 
 NO_HOST = HostCosts()
 MEASURED_HOST = HostCosts(True, True, answer_s=45e-6, prompts_s=3.7e-3, request_s=5e-3, router_s=25e-3)
-"""Granite-h-micro on H200s and H100s, docs/benchmarks.md. A step of 48 answers alone takes its host 2.2 ms, which no
-constant part of that was told from. With 54 answers and prompts it takes 6.1 beside commands and admissions, and these
-2.0 in each turn with 0.4 requests. The router chose after 25 ms."""
+"""Granite-h-micro on H200s and H100s, docs/benchmarks/gpu-clusters.md. A step of 48 answers alone takes its host
+2.2 ms, which no constant part of that was told from. With 54 answers and prompts it takes 6.1 beside commands and
+admissions, and these 2.0 in each turn with 0.4 requests. The router chose after 25 ms."""

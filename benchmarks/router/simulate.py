@@ -6,7 +6,7 @@
 
 Discrete events: the real policy chooses, the real cache code keeps and evicts, the real scheduler cuts prompts into
 chunks; steps take what `StepCosts` says, hand-overs what links take (docs/routing.md). A node holds 1.05 M tokens, as
-in the replays by Dynamo's own mock engine that the figures of docs/benchmarks.md stand beside.
+in the replays by Dynamo's own mock engine that the figures of docs/benchmarks/routing.md stand beside.
 """
 
 from __future__ import annotations

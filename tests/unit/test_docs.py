@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = [page for pattern in ("*.md", "docs/*.md", "tiny_models/*/README.md") for page in sorted(ROOT.glob(pattern))]
+PAGES = [page for pattern in ("*.md", "docs/**/*.md", "tiny_models/*/README.md") for page in sorted(ROOT.glob(pattern))]
 PATH = re.compile(r"[\w*.-]+(?:/[\w*.-]+)+\.(?:html|json|md|png|proto|py|toml|ya?ml)\b")  # * as in `*/actor.py`
 LINK = re.compile(r"\]\(([^)#:]+)\)")
 
