@@ -2,12 +2,13 @@
 
     steps of answers = tokens sampled - drafts that were right          each step gives an answer one token without them
     drafted step     = plain step + check_s * share of steps with drafts + draft_s * drafts in a step
-    stretch          = drafted step / plain step
+    stretch          = drafted step / plain step            at most 1 + drafts of an answer in a step
     pace             = stretch * steps of answers / tokens sampled
 
 by what the node has counted of late, and by its own step costs for the answers that it has now. So a token of an answer
 takes `pace` times as long as a step without drafts: 1 where nothing is drafted, less where drafts pay. Prompts come
-between steps that take `stretch` times as long.
+between steps that take `stretch` times as long. The bound is for nodes that hardly generate: of their answers the fit
+knows little, and may take a step without drafts for as good as nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class DraftPace:
         elif status.num_decoding and steps > 0:
             costs, number = status.costs, status.num_decoding
             plain_s = costs.decode_part_s(StepShape(number, status.context_tokens))
+            drafts = lately[DRAFTED] / steps
             check_s = costs.check_s * min(1.0, lately[CHECKS] / max(lately[STEPS], 1.0))
-            drafted_s = plain_s + check_s + costs.draft_s * number * lately[DRAFTED] / steps
-            self.stretch = drafted_s / plain_s
+            more_s = check_s + costs.draft_s * number * drafts
+            self.stretch = 1.0 + (more_s / plain_s if more_s < drafts * plain_s else drafts)
             self.pace = self.stretch * steps / lately[SAMPLED]

@@ -69,3 +69,14 @@ def test_an_idle_node_keeps_its_pace() -> None:
     before = pace.pace
     pace.heartbeat(replace(counted, num_decoding=0, context_tokens=0), 0.5)
     assert pace.pace == before < 1
+
+
+@pytest.mark.parametrize("step_s", [0.0, 1e-12])
+def test_answers_of_which_the_fit_knows_nothing_take_no_longer_than_a_step_for_each_draft(step_s: float) -> None:
+    """As on a node that hardly generates."""
+    pace = DraftPace()
+    pace.heartbeat(status(0, 0, 0, 0, 0), 0.0)
+    costs = replace(COSTS, step_s=step_s, decode_s=0.0)
+    pace.heartbeat(replace(status(13_600, 9_600, 12_000, 100, 100), costs=costs), 0.5)
+    assert pace.stretch == pytest.approx(4)
+    assert pace.pace == pytest.approx(4 / 3.4)
