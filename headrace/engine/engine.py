@@ -29,11 +29,11 @@ from headrace.engine.drafts.drafting import Drafting
 from headrace.engine.drafts.steps import EngineDrafts
 from headrace.engine.failures import NeedsMoreMemory, OutOfMemory, blamed, first_line, is_first_prefill, log_summary
 from headrace.engine.intake import BadRequest
-from headrace.engine.load import step_shape
 from headrace.engine.runner import ModelRunner
 from headrace.engine.sampling.step_masks import StepMasks, WantedMask
 from headrace.engine.sampling.stopping import StopRules
 from headrace.engine.scheduling.client_work import ClientWork
+from headrace.engine.scheduling.load import step_shape
 from headrace.engine.scheduling.scheduler import Scheduler, VictimPolicy, after_turn
 from headrace.engine.scheduling.yielding import NOTHING_YIELDED
 from headrace.engine.sequence import Failed, Sequence, Started

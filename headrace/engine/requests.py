@@ -24,11 +24,11 @@ from headrace.cache.leases import Leases
 from headrace.cache.prefix_cache import PrefixCache
 from headrace.cache.publishing import Publisher
 from headrace.engine.intake import Intake
-from headrace.engine.load import EngineLoad
 from headrace.engine.sampling.stopping import StopRules
 from headrace.engine.scheduling.cost_fit import CostFit
 from headrace.engine.scheduling.following import best_following, cost_alone
 from headrace.engine.scheduling.line import tokens_before
+from headrace.engine.scheduling.load import EngineLoad
 from headrace.engine.scheduling.scheduler import Scheduler, VictimPolicy, smallest_gap_s
 from headrace.engine.scheduling.waiting import WaitingLine
 from headrace.engine.sequence import AdmissionTimedOut, Admitted, DeviceEvent, Finished, Sequence

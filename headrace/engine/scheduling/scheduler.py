@@ -51,8 +51,8 @@ from typing import Protocol
 
 from headrace.cache.checkpoints import ChunkSpan
 from headrace.cache.publishing import ScheduledChunk
-from headrace.engine.load import step_shape
 from headrace.engine.scheduling.line import left_of
+from headrace.engine.scheduling.load import step_shape
 from headrace.engine.scheduling.step_budget import StepBudget, TokenCost
 from headrace.engine.scheduling.yielding import LIGHT_SHARE, NOTHING_YIELDED, Yielded, yielding_answers
 from headrace.engine.sequence import Sequence

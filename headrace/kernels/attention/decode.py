@@ -96,7 +96,7 @@ TARGET_PROGRAMS = 2048  # about 15 for each of 132 multiprocessors (H200): uneve
 LEAST_SPLITS = 4  # in a large batch, one program a KV head would be too few for one long context
 MOST_SPLITS = 64
 MERGED_AT_ONCE = tl.constexpr(32)  # all 64 splits of a head of 256 would need the registers of all but two programs
-FEW_SPLITS = tl.constexpr(8)  # large batches have so few: a program merges several heads
+FEW_SPLITS = tl.constexpr(8)  # of so few, as in large batches, a program merges several heads, half of them at once
 
 
 def num_splits(num_tiles: int, num_kv_heads: int, table_tokens: int, split_keys: int) -> int:
@@ -205,7 +205,7 @@ def _merge_kernel(
 ):  # fmt: skip
     """out[row] = sum over splits of 2^log_sum * part / sum of 2^log_sum, for the splits that have keys; [* gate].
 
-    A program merges HEADS heads of one row, or one where it has more than FEW_SPLITS.
+    A program merges HEADS heads of one row; of contexts in more than FEW_SPLITS splits, one head.
     """
     let_next_start()
     heads = tl.where(splits <= FEW_SPLITS, HEADS, 1)
@@ -216,7 +216,8 @@ def _merge_kernel(
         longest = _longest(lens_ptr, row // T, row % T // TOKENS * TOKENS, T, TOKENS)
     used = tl.cdiv(length, _split_of(longest, splits, least_steps, KEYS))
     wait_for_previous()
-    # One kernel has both, so that no number of rows makes a request wait for a compiler.
+    # Both ways in one kernel: the splits follow from a step's rows, and with two kernels a request might wait for
+    # the second one's compiler.
     if splits <= FEW_SPLITS:
         _merge_heads(part_ptr, log_sum_ptr, gate_ptr, out_ptr, row, first_head, splits, used, stride_gate,
                      H, D, HEADS, FEW_SPLITS // 2)  # fmt: skip
@@ -230,7 +231,8 @@ def _merge_heads(
     part_ptr, log_sum_ptr, gate_ptr, out_ptr, row, first_head, splits, used, stride_gate,
     H: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """HEADS heads of a row, merged from their first `used` splits, AT_ONCE at a time; zeros if there are none."""
+    """Writes HEADS heads of a row: merged from their first `used` splits, AT_ONCE at a time, and gated; zeros if there
+    are none."""
     head, d = first_head + tl.arange(0, HEADS), tl.arange(0, padded(D))
     row_head = row * H + head
     acc = tl.zeros([HEADS, padded(D)], tl.float32)
@@ -293,8 +295,8 @@ def paged_decode_triton(
         KEYS=tile.keys, SKIP_FIRST=skip_first,
         num_warps=tile.num_warps, num_stages=tile.num_stages, **OVERLAPPED,
     )  # fmt: skip
-    heads = math.gcd(H, 4)
-    _merge_kernel[(R * H // (heads if FEW_SPLITS.value >= S else 1),)](
+    heads, few = math.gcd(H, 4), FEW_SPLITS.value
+    _merge_kernel[(R * H // (heads if few >= S else 1),)](
         part, log_sum, gate, out, contexts.lens_R, S, least_steps, stride_gate,
         H=H, T=T, TOKENS=tokens, D=D, KEYS=tile.keys, HEADS=heads, num_warps=4, **OVERLAPPED,
     )  # fmt: skip

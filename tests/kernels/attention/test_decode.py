@@ -65,7 +65,7 @@ def test_decode_closes_its_output_gate_of_heads_of_any_size(splits: int, D: int)
 @pytest.mark.parametrize("T", [1, 4])
 def test_heads_of_any_number_are_merged_from_few_and_many_splits(T: int, splits: int, H: int, D: int):
     """With a gate."""
-    rows = [drafts(126, T, T), drafts(2000, 1, T), drafts(0, 0, T), drafts(14, T, T)]
+    rows = [drafts(126, T, T), drafts(2000, 1, T), drafts(2047, T, T), drafts(0, 0, T), drafts(14, T, T)]
     check_rows(rows, H, 1, D, splits=splits, has_gate=True)
 
 

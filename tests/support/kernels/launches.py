@@ -1,5 +1,6 @@
 """Launches of kernels for the benchmarks' shapes: types and constants, as their launchers choose them on an H200."""
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -100,7 +101,7 @@ def merge_launch(H: int, KV: int, D: int, T: int) -> Launch:
     tile = decode_tile(D, BF16, dot_block(tokens * (H // KV)))
     types = {"part_ptr": "*fp32:16", "log_sum_ptr": "*fp32:16", "out_ptr": "*bf16:16", "lens_ptr": "*i32"}
     types |= {"splits": "i32", "least_steps": "i32", "gate_ptr": "*bf16:16", "stride_gate": "i32:16"}
-    constexprs = {"H": H, "T": T, "TOKENS": tokens, "D": D, "KEYS": tile.keys, "HEADS": 4}
+    constexprs = {"H": H, "T": T, "TOKENS": tokens, "D": D, "KEYS": tile.keys, "HEADS": math.gcd(H, 4)}
     return Launch("headrace.kernels.attention.decode:_merge_kernel", types, constexprs)
 
 

@@ -1,6 +1,6 @@
 """Short prefills through static inputs, in Triton's interpreter: padded passes equal plain ones.
 
-Captures are faked, as in test_graphs.py; CUDA has its own test.
+Captures are faked, as in test_captured_passes.py; CUDA has its own test.
 """
 
 import pytest
@@ -14,7 +14,7 @@ from headrace.forward.sequence_input import SequenceInput
 from tests.support.engine.interpreted import BLOCKS_EACH, assert_same_memory, in_triton, step
 from tests.support.engine.oracle import random_prompt
 
-SIZE = 2 * MOST_SEQUENCES  # rows; which of several sizes a pass takes is test_graphs.py's business
+SIZE = 2 * MOST_SEQUENCES  # rows; which of several sizes a pass takes is test_captured_passes.py's business
 
 
 class Node:

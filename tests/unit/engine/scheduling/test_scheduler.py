@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from headrace.cache.checkpoints import ChunkSpan
 from headrace.cache.hashing import PrefixHasher
 from headrace.cache.publishing import ScheduledChunk
-from headrace.engine.load import step_shape
 from headrace.engine.scheduling.cost_fit import CostFit
+from headrace.engine.scheduling.load import step_shape
 from headrace.engine.scheduling.scheduler import LatestArrival, Scheduler, after_turn
 from headrace.engine.scheduling.step_budget import TokenCost
 from headrace.engine.sequence import Job, Sequence

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.cache.hits import FetchState, HitPolicy, PrefixHit, ReceiveState
 from headrace.engine.build import BuiltEngine, build_engine
-from headrace.engine.load import EngineLoad
+from headrace.engine.scheduling.load import EngineLoad
 from headrace.step_costs import StepCosts, StepShape
 from node_runtime.status import node_status
 from tests.support.engine.driving import GREEDY, SMALL, engine_of, request, run_all, submit
