@@ -137,14 +137,17 @@ class Scheduler:
         return chunks + self._chunks(others[: places - len(chunks)], budget.without(span))
 
     def work(self, chunks: list[ScheduledChunk[Sequence]], costs: StepCosts) -> list[float]:
-        """Work that each chunk is for its client, in tokens at depth 0: answers share what a step costs without any."""
+        """Work that each chunk is for its client, in tokens at depth 0: answers share what a step costs without any.
+
+        A row of an answer is no more than a whole step: where prompts seem as good as free, the fit says little.
+        """
         is_decode = [not chunk.sequence.is_prefilling for chunk in chunks]
         row, position = 1.0, 0.0
         if any(is_decode) and costs.token_s:
-            row = min((costs.step_s / sum(is_decode) + costs.decode_s) / costs.token_s, self.max_step_tokens)
+            row = (costs.step_s / sum(is_decode) + costs.decode_s) / costs.token_s
             position = costs.context_s / costs.token_s
         return [
-            row + position * chunk.span.start if decodes else self.token_cost.of(chunk.span)
+            min(row + position * chunk.span.start, self.max_step_tokens) if decodes else self.token_cost.of(chunk.span)
             for chunk, decodes in zip(chunks, is_decode, strict=True)
         ]
 

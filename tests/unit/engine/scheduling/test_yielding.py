@@ -193,6 +193,13 @@ def test_answers_of_a_step_share_what_it_costs_without_any() -> None:
     assert SCHEDULER.work(chunks[:1], SLOW_ROWS) == [(6e-3 + 1e-3) / 2e-4]
 
 
+def test_an_answer_counts_as_a_whole_step_at_the_most() -> None:
+    chunks = SCHEDULER.schedule([answer(is_over_share=False, depth=20_000) for _ in range(3)], SLOW_ROWS)
+    for costs in (replace(SLOW_ROWS, token_s=1e-12), replace(SLOW_ROWS, step_s=0.0, decode_s=0.0, context_s=1e-6)):
+        assert SCHEDULER.work(chunks, replace(costs, token_s=1e-310)) == [256] * 3
+        assert all(0 < work <= 256 for work in SCHEDULER.work(chunks, costs))
+
+
 def test_prompts_count_their_tokens_and_depths() -> None:
     chunks = SCHEDULER.schedule([prompt(40, is_over_share=False)], SLOW_ROWS)
     assert SCHEDULER.work(chunks, SLOW_ROWS) == [40]
