@@ -5,6 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from headrace.cache.hashing import prefix_keys
 from headrace.cache.hits import PrefixHit
@@ -316,3 +318,47 @@ def test_prompts_without_keys_are_followed_by_nothing() -> None:
         ledger.sent(RoutedRequest(number, 10, 10), HAND_OVER, NODES, keys)
         ledger.ended(number, 0.0)
     assert ledger.reuses.curve.miss_ratio(0, 0) == 0
+
+
+PLANS = (HAND_OVER, ALONE, Plan("p0", "p0"), Plan("d0", "p0"), Plan("p0", None))
+EVENTS = ("sent", "reserved", "started", "prefills_itself", "prompt_computed", "ended", "forget", "heartbeat")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 3), st.integers(0, 4)), max_size=40))
+def test_whatever_comes_in_any_order_no_work_is_negative_and_none_is_left(
+    events: list[tuple[str, int, int]],
+) -> None:
+    """Events of requests that are gone or were never sent among them, as of attempts that end while others begin."""
+    ledger, now_s, numbers = started_ledger(), 0.0, iter(range(1000))
+    sent = {each: next(numbers) for each in range(4)}
+    for event, each, choice in events:
+        now_s += 0.3
+        match event:
+            case "sent":
+                ledger.ended(sent[each], now_s)
+                sent[each] = next(numbers)  # each decision has a number of its own
+                send(ledger, PLANS[choice], sent[each], num_tokens=1 + 250 * choice)
+            case "prefills_itself":
+                ledger.prefills_itself(sent[each], 100 * choice, now_s)
+            case "reserved":
+                ledger.reserved(sent[each])
+            case "forget":
+                ledger.forget(("p0", "d0")[choice % 2])
+                beat(ledger, ("p0", "d0")[choice % 2], now_s=now_s)
+            case "heartbeat":
+                beat(ledger, ("p0", "d0")[choice % 2], now_s=now_s, waiting_tokens=400 * each, num_decoding=choice)
+            case _:
+                getattr(ledger, event)(sent[each], now_s)
+        for load in ledger.loads(("p0", "d0"), now_s):
+            values = load._replace(free_tokens=0, free_slots=0, waiting_lengths=(), recent_lengths=())
+            work = [value for value in values if value != ()]
+            assert min(*work, *load.waiting_lengths, *load.recent_lengths) >= 0
+            assert sum(load.waiting_lengths) <= load.waiting_tokens
+    for number in sent.values():
+        ledger.ended(number, now_s)
+    for name in ("p0", "d0"):
+        beat(ledger, name, now_s=now_s)
+        load = ledger.load(name, now_s)
+        assert load._replace(recent_lengths=(), prompt_share=0.0, prompt_use=0.0) == IDLE
+    assert ledger.coming.match(KEYS[16], 62, now_s + 3) == {}
