@@ -216,7 +216,9 @@ def _xml_call(lark: Lark, number: int, name: str, schema: Mapping[str, Any]) -> 
     schema = _object_schema(schema)
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if not isinstance(properties, Mapping) or not isinstance(required, list):
-        raise GrammarError("properties must be an object and required a list")
+        raise GrammarError("properties must be an object and required a list of names")
+    if unnamed := [key for key in required if not isinstance(key, str)]:
+        raise GrammarError(f"required has {unnamed[0]!r:.80}, which is no name")
     properties = {**properties, **{key: {"type": "string"} for key in required if key not in properties}}
     parts = [lark.text(f"<function={name}>\n")]
     if not properties and "properties" not in schema and schema.get("additionalProperties", True) is True:

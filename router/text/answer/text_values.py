@@ -6,6 +6,7 @@ A regular expression for each string schema; `None` of Python and JSON's `null` 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ REFUSED = frozenset({"not", "if", "then", "else", "$dynamicRef"})
 ANNOTATIONS = frozenset(
     {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$id"}
 )
+MOST_CHARACTERS = 2**31 - 1  # that a regular expression counts; no answer has as many
 NO_TEXTS = r"\s*([\-0-9\[{(](?s:.*)|(true|false|null|True|False|None)\s*)"
 """Texts that the parser takes for another value than a string, where the schema admits one."""
 
@@ -141,23 +143,32 @@ def _merged(schema: Mapping[str, Any], other: Any) -> dict[str, Any]:
 
 def _text(schema: Mapping[str, Any]) -> str | None:
     """The texts that satisfy a schema of strings; None: any."""
-    low, high = schema.get("minLength", 0), schema.get("maxLength")
+    low, high = _length(schema, "minLength"), _length(schema, "maxLength")
     parts = []
     if low or high is not None:
-        if not all(isinstance(each, int | float) and each == int(each) >= 0 for each in (low, high or 0)):
-            raise GrammarError("minLength and maxLength must be whole numbers")
-        parts.append(f"/(?s:.{{{int(low)},{'' if high is None else int(high)}}})/")
+        parts.append(f"/(?s:.{{{low or 0},{'' if high is None else high}}})/")
     if "pattern" in schema:
         parts.append(f"/{in_lark(_pattern(schema['pattern']))}/")
     if "format" in schema:
-        if schema["format"] not in FORMATS:
-            raise GrammarError(f"Unknown format: {schema['format']!r:.80}; leave it out, or use {', '.join(FORMATS)}")
-        parts.append(f"/{in_lark(FORMATS[schema['format']])}/")
+        form = schema["format"]
+        if not isinstance(form, str) or form not in FORMATS:
+            raise GrammarError(f"Unknown format: {form!r:.80}; leave it out, or use {', '.join(FORMATS)}")
+        parts.append(f"/{in_lark(FORMATS[form])}/")
     if "const" in schema:
         parts.append(json.dumps(schema["const"], ensure_ascii=False))
     if not parts:
         return None
     return parts[0] if len(parts) == 1 else f"({' & '.join(parts)})"
+
+
+def _length(schema: Mapping[str, Any], name: str) -> int | None:
+    """The number of characters that a keyword of the schema names, which JSON may write as 3.0; None: it has none."""
+    if name not in schema:
+        return None
+    value = schema[name]
+    if type(value) not in (int, float) or not 0 <= value < math.inf or value != int(value):
+        raise GrammarError(f"{name} is {value!r:.80}: it must be a whole number")
+    return min(int(value), MOST_CHARACTERS)
 
 
 def _pattern(pattern: Any) -> str:

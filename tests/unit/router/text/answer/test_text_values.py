@@ -1,6 +1,7 @@
 """Parameters that are written as text: what their grammar admits, a parser reads as a value of the schema."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ CASES: list[tuple[dict[str, Any], list[str], list[str]]] = [
     ({"type": "string", "pattern": "^[a-z]{3}$"}, ["abc"], ["abcd", "ab"]),
     ({"type": "string", "pattern": r"a/b|^c|[|$]\$$"}, ["xa/bx", "cx", "x|$"], ["xc", "ab", "|"]),
     ({"type": "string", "minLength": 2, "maxLength": 3, "pattern": "[0-9]"}, ["a1", "1\nb"], ["1", "ab", "abc1"]),
+    ({"type": "string", "minLength": 1.0, "maxLength": 2**53 - 1}, ["a"], [""]),
     ({"const": "k"}, ["k"], ["l", "kk"]),
     ({"oneOf": [{"const": "a", "title": "A"}, {"const": "b"}]}, ["a", "b"], ["c", ""]),
     ({"enum": ["a", None, 5, True]}, ["a", "null", "5", "true"], ["6", "false", "b"]),
@@ -77,6 +79,13 @@ def test_a_text_is_admitted_if_it_is_read_as_a_value_of_the_schema(
     [
         ({"type": "string", "not": {"const": "a"}}, r"parameter 'a': .*not"),
         ({"type": "string", "format": "nothing"}, "Unknown format: 'nothing'"),
+        ({"type": "string", "format": {"a": 1}}, "Unknown format: {'a': 1}"),
+        *(
+            ({"type": "string", name: value}, f"{name} is .*: it must be a whole number")
+            for name in ("minLength", "maxLength")
+            for value in ("", [], None, True, -1, 1.5, math.nan, math.inf)
+        ),
+        ({"type": "string", "pattern": ["a"]}, "pattern must be text"),
         ({"type": "string", "pattern": "a(?=b)"}, r"pattern 'a\(\?=b\)': .*look-ahead"),
         ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}, "oneOf of several texts"),
         ({"enum": ["a"], "allOf": [{"enum": ["b"]}]}, "enum stands twice"),
