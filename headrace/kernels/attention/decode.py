@@ -95,8 +95,9 @@ def decode_tile(head_dim: int, dtype: torch.dtype, rows: int = 16, least_program
 TARGET_PROGRAMS = 2048  # about 15 for each of 132 multiprocessors (H200): uneven contexts even out
 LEAST_SPLITS = 4  # in a large batch, one program a KV head would be too few for one long context
 MOST_SPLITS = 64
-MERGED_AT_ONCE = tl.constexpr(32)  # all 64 splits of a head of 256 would need the registers of all but two programs
-FEW_SPLITS = tl.constexpr(8)  # of so few, as in large batches, a program merges several heads, half of them at once
+FEW_SPLITS = tl.constexpr(8)  # of so few, as in large batches, a program merges several heads
+FEW_AT_ONCE, MANY_AT_ONCE = tl.constexpr(4), tl.constexpr(32)
+"""Splits that a program merges at once, of several heads and of one: more would take other programs' registers."""
 
 
 def num_splits(num_tiles: int, num_kv_heads: int, table_tokens: int, split_keys: int) -> int:
@@ -220,10 +221,10 @@ def _merge_kernel(
     # the second one's compiler.
     if splits <= FEW_SPLITS:
         _merge_heads(part_ptr, log_sum_ptr, gate_ptr, out_ptr, row, first_head, splits, used, stride_gate,
-                     H, D, HEADS, FEW_SPLITS // 2)  # fmt: skip
+                     H, D, HEADS, FEW_AT_ONCE)  # fmt: skip
     else:
         _merge_heads(part_ptr, log_sum_ptr, gate_ptr, out_ptr, row, first_head, splits, used, stride_gate,
-                     H, D, 1, MERGED_AT_ONCE)  # fmt: skip
+                     H, D, 1, MANY_AT_ONCE)  # fmt: skip
 
 
 @triton.jit
