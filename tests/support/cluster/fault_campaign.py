@@ -89,9 +89,9 @@ SESSION_FAULTS = {
     "decode node killed": Scenario(with_faults(), killed("d")),
     "prefill node stopped": Scenario(with_faults(), stopped("p")),
     "decode node stopped": Scenario(with_faults(), stopped("d")),
-    "bit flipped": Scenario(with_faults(flip_share=0.02), damaged, min_rounds=3),
+    "bit flipped": Scenario(with_faults(flip_share=0.02, apart_s=12.0), damaged, min_rounds=3),
     "link cut and restored": Scenario(on_two_hosts, severed),
-    "message late": Scenario(with_faults(late_share=0.03, late_s=LATE_S), late),
+    "message late": Scenario(with_faults(late_share=0.03, late_s=LATE_S, apart_s=5.0), late),
 }
 """They aim at sessions: a round met one."""
 

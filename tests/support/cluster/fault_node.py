@@ -36,6 +36,8 @@ STALLED_S = 3600.0
 class FaultyNode:
     """flip_share   of the parts that it receives, those that arrive with a flipped bit
     late_share   of the payloads that it sends, those that the network keeps for `late_s` after it took them
+    apart_s      from one fault of the node to the next, at the least. If that is longer than a request's attempts take,
+                 one of its three, at two nodes, meets no fault
     """
 
     config: NodeConfig
@@ -43,6 +45,7 @@ class FaultyNode:
     flip_share: float = 0.0
     late_share: float = 0.0
     late_s: float = 0.0
+    apart_s: float = 0.0
     seed: int = 0
 
 
@@ -60,6 +63,23 @@ class Journal:
         self._file.write(json.dumps({"at": time.monotonic(), "what": what, **fields}) + "\n")
 
 
+class Dice:
+    """Chooses what goes wrong at one node: nothing until the journal is armed, or soon after the last fault."""
+
+    def __init__(self, node: FaultyNode, journal: Journal) -> None:
+        self.random = random.Random(node.seed)
+        self._apart_s = node.apart_s
+        self._journal = journal
+        self._next_s = 0.0
+
+    def chooses(self, share: float) -> bool:
+        """True for such a share of what it is asked about."""
+        if not self._journal.is_armed or time.monotonic() < self._next_s or self.random.random() >= share:
+            return False
+        self._next_s = time.monotonic() + self._apart_s
+        return True
+
+
 class NotedStats(TransportStats):
     """cause   of the session that failed last"""
 
@@ -73,7 +93,7 @@ class NotedStats(TransportStats):
 class LateConnection:
     """Tells the sender that a part was taken, and delivers it much later: after what was sent behind it."""
 
-    def __init__(self, inner: Connection, node: FaultyNode, dice: random.Random, journal: Journal) -> None:
+    def __init__(self, inner: Connection, node: FaultyNode, dice: Dice, journal: Journal) -> None:
         self._inner = inner
         self._node = node
         self._dice = dice
@@ -86,8 +106,8 @@ class LateConnection:
         return self._inner.lanes
 
     def send(self, tag: Tag, part: Buffer, deadline_s: float) -> asyncio.Future[None]:
-        may_be_late = self._journal.is_armed and tag.is_payload and tag.nonce != LINK_NONCE
-        if not may_be_late or self._dice.random() >= self._node.late_share:
+        may_be_late = tag.is_payload and tag.nonce != LINK_NONCE
+        if not may_be_late or not self._dice.chooses(self._node.late_share):
             return self._inner.send(tag, part, deadline_s)
         loop = asyncio.get_running_loop()
         loop.call_later(self._node.late_s, self._send_late, tag, part.copy())
@@ -103,13 +123,13 @@ class LateConnection:
 
 class FaultyNodeTransport(FaultyTransport):
     def __init__(self, inner: Transport, stats: NotedStats, node: FaultyNode, journal: Journal) -> None:
-        dice = random.Random(node.seed)
+        dice = Dice(node, journal)
 
         def byte_of(part: Arrival) -> int | None:
-            if not journal.is_armed or part.tag.nonce == LINK_NONCE or dice.random() >= node.flip_share:
+            if part.tag.nonce == LINK_NONCE or not dice.chooses(node.flip_share):
                 return None
             journal.note("fault", fault="flip", nonce=part.tag.nonce, is_payload=part.tag.is_payload)
-            return dice.randrange(part.num_bytes)
+            return dice.random.randrange(part.num_bytes)
 
         super().__init__(inner, flip_chosen(byte_of))
         self._stats, self._node, self._dice, self._journal = stats, node, dice, journal
