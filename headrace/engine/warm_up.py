@@ -17,7 +17,7 @@ from headrace.engine.graphs.captured_passes import Capture, Captured
 from headrace.engine.runner import ModelRunner
 from headrace.engine.sampling.draw import Draw, PromptRows
 from headrace.forward.sequence_input import SequenceInput
-from headrace.kernels.dense.small_linear import MOST_ROWS
+from headrace.kernels.dense import one_round_hopper, small_linear
 from headrace.kernels.lib.compile_ahead import compiling_ahead
 from headrace.kernels.lib.sizes import cdiv
 from headrace.kernels.sampling.argmax import NO_TOKEN
@@ -29,6 +29,8 @@ _GREEDY = Draw(Sampling(max_tokens=1, seed=0, temperature=0.0), 0)
 _RANDOM = Draw(Sampling(max_tokens=1, seed=0, temperature=1.0), 0)
 _PENALISED = Draw(Sampling(max_tokens=1, seed=0, temperature=0.0, repetition_penalty=1.1), 0, banned=(0,))
 _MOST_TOP = 20  # alternatives that the router allows
+# The most rows of each of the small product's tiles, the fewest of each number of consumers of one_round_hopper.py.
+_FEW_ROWS = 16, 32, small_linear.MOST_ROWS, *one_round_hopper.fewest_rows()
 
 
 def warm_up(
@@ -115,7 +117,7 @@ def _rehearsed(work: Callable[[], Tensor]) -> Captured:
 
 def _steps(runner: ModelRunner, max_step_tokens: int) -> list[list[SequenceInput]]:
     """The steps to run: fresh prompts, one of a whole step's budget; a resumed chunk that emits a state, and a decode;
-    then prompts as short as the matrix products' smallest tiles, which decodes reach only in large batches."""
+    then prompts as short as the matrix products' smaller kernels take, which decodes reach only in large batches."""
     size = runner.memory.layout.block_size
     blocks = range(runner.memory.num_blocks)
     at_end = blocks[-cdiv(3, size) :]  # blocks of the short prompt and of the token behind it
@@ -128,5 +130,5 @@ def _steps(runner: ModelRunner, max_step_tokens: int) -> list[list[SequenceInput
     second = [SequenceInput([1], 2, at_end, 1, 1)]
     if chunk > 1:
         second.insert(0, SequenceInput([1] * chunk, length, blocks, 0, 0, emit=((length + 1, 2),)))
-    short = [SequenceInput([1] * rows, 0, blocks, None, 0) for rows in (16, 32, MOST_ROWS) if rows <= length]
+    short = [SequenceInput([1] * rows, 0, blocks, None, 0) for rows in _FEW_ROWS if rows <= length]
     return [first, second, *([step] for step in short)]

@@ -24,7 +24,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from headrace.kernels.lib.dispatch import num_multiprocessors, runs_hopper
 from headrace.kernels.lib.exponentials import LOG2_E
@@ -33,6 +32,8 @@ from headrace.kernels.lib.hopper import (
     SPAN,
     BarrierRing,
     aggregate,
+    can_be_copied,
+    described,
     launch_registers,
     make_barrier_ring,
     registers,
@@ -181,16 +182,12 @@ def swiglu_linear_hopper(x: Tensor, weight: Tensor) -> Tensor:
     y = torch.empty((M, num_columns), dtype=x.dtype, device=x.device)
     consumer_registers, producer_registers = registers(CONSUMERS.value)
     _swiglu_linear_kernel[(min(num_tiles(M, num_columns), num_multiprocessors(x.device)),)](
-        _described(x, ROWS.value, SPAN.value), _described(weight, COLUMNS.value, SPAN.value),
-        _described(y, ROWS.value, COLUMNS.value), cdiv(M, CONSUMERS.value * ROWS.value), num_columns, I // SPAN.value,
+        described(x, ROWS.value, SPAN.value), described(weight, COLUMNS.value, SPAN.value),
+        described(y, ROWS.value, COLUMNS.value), cdiv(M, CONSUMERS.value * ROWS.value), num_columns, I // SPAN.value,
         REGISTERS=consumer_registers, PRODUCER_REGISTERS=producer_registers,
         num_warps=4, maxnreg=launch_registers(CONSUMERS.value),
     )  # fmt: skip
     return y
-
-
-def _described(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, columns], LAYOUT.value)
 
 
 def num_tiles(M: int, num_columns: int) -> int:
@@ -204,24 +201,13 @@ def fills_the_chip(M: int, num_columns: int, multiprocessors: int) -> bool:
 
 
 def fits_hopper(x: Tensor, weight: Tensor) -> bool:
-    """True if Hopper variants run here, and the copy engine takes such memory."""
-    return runs_hopper(x) and can_be_copied(x, weight)
+    """True if Hopper variants run here, and the kernel takes such sizes and memory."""
+    return runs_hopper(x) and has_whole_tiles(x, weight)
 
 
-def can_be_copied(x: Tensor, weight: Tensor) -> bool:
-    """True if the copy engine takes such memory: see Contract."""
-    return (
-        x.dtype == weight.dtype
-        and x.shape[1] == weight.shape[1]
-        and x.numel() > 0
-        and weight.numel() > 0
-        and x.shape[1] % SPAN.value == 0
-        and weight.shape[0] % (2 * COLUMNS.value) == 0
-        and weight.is_contiguous()
-        and x.stride(1) == 1
-        and x.stride(0) >= x.shape[1]
-        and x.stride(0) % 8 == x.data_ptr() % 16 == weight.data_ptr() % 16 == 0
-    )
+def has_whole_tiles(x: Tensor, weight: Tensor) -> bool:
+    """True if the kernel takes such sizes and memory: see Contract."""
+    return weight.shape[0] % (2 * COLUMNS.value) == 0 and can_be_copied(x, weight)
 
 
 def is_faster_on_hopper(x: Tensor, weight: Tensor) -> bool:

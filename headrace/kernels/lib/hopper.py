@@ -1,14 +1,17 @@
-"""Parts of the warp-specialised Hopper kernels (Gluon): shared-memory layout, mbarrier pipeline, registers.
+"""Parts of the warp-specialised Hopper kernels (Gluon): tiles for the copy engine, mbarrier pipeline, registers.
 
 Some of Gluon's names differ between Triton 3.6 and 3.9: they are bound here once.
 """
 
+from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.core import _aggregate
 
 LEAST_REGISTERS = 32  # a thread of the producer
+MOST_REGISTERS = 240  # a thread
 
 SPAN = gl.constexpr(64)  # elements of a row in one swizzle of the copy engine: 128 bytes
 LAYOUT = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
@@ -22,12 +25,13 @@ HAS_REINTERPRET = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret
 
 
 @gluon.jit
-def reinterpret(tiles, shape: gl.constexpr):
-    """The same shared memory, in the same layout, as another shape."""
+def reinterpret(tiles, shape: gl.constexpr, layout: gl.constexpr = None):
+    """The same shared memory as another shape, in the same layout or another one."""
+    new_layout: gl.constexpr = tiles.layout if layout is None else layout
     if HAS_REINTERPRET:
-        return tiles.reinterpret(tiles.dtype, shape, tiles.layout)
+        return tiles.reinterpret(tiles.dtype, shape, new_layout)
     else:
-        return tiles._reinterpret(tiles.dtype, shape, tiles.layout)
+        return tiles._reinterpret(tiles.dtype, shape, new_layout)
 
 
 @aggregate
@@ -85,11 +89,39 @@ def make_barrier_ring(STAGES: gl.constexpr, CONSUMERS: gl.constexpr, ARRIVALS: g
 def launch_registers(consumers: int) -> int:
     """Registers a thread at the launch of a block of consumers and one producer: the multiprocessor's, shared evenly
     by warp groups; the producer's counts as a whole one."""
-    return 65536 // (128 * (consumers + 1)) // 8 * 8
+    return min(65536 // (128 * (consumers + 1)) // 8 * 8, MOST_REGISTERS)
 
 
 def registers(consumers: int) -> tuple[int, int]:
     """Registers of a consumer's thread, and of the producer's, which keeps the rest."""
     total = launch_registers(consumers) * (consumers + 1)
-    each = min((total - LEAST_REGISTERS) // consumers // 8 * 8, 240)
+    each = min((total - LEAST_REGISTERS) // consumers // 8 * 8, MOST_REGISTERS)
     return each, total - consumers * each
+
+
+def tile_layout(columns: int, bits: int = 16) -> gl.NVMMASharedLayout:
+    """The layout of a tile in shared memory: the widest swizzle that its rows fill, of 32 bytes at least, or none."""
+    row_bytes = columns * bits // 8
+    return gl.NVMMASharedLayout(min(row_bytes, 128) if row_bytes >= 32 else 0, bits, 2)
+
+
+def described(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """Tiles [rows, columns] of a matrix, for the copy engine."""
+    layout = tile_layout(columns, 8 * matrix.element_size())
+    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, columns], layout)
+
+
+def can_be_copied(x: Tensor, weight: Tensor) -> bool:
+    """True if the copy engine takes the operands x [M, I] and weight [O, I] of a product in 16 bits, in whole pieces of
+    SPAN columns."""
+    return (
+        x.dtype == weight.dtype
+        and x.shape[1] == weight.shape[1]
+        and x.numel() > 0
+        and weight.numel() > 0
+        and x.shape[1] % SPAN.value == 0
+        and weight.is_contiguous()
+        and x.stride(1) == 1
+        and x.stride(0) >= x.shape[1]
+        and x.stride(0) % 8 == x.data_ptr() % 16 == weight.data_ptr() % 16 == 0
+    )

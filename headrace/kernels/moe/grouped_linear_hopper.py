@@ -28,13 +28,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from headrace.kernels.dense.relu_squared import relu_squared_torch
 from headrace.kernels.dense.swiglu import swiglu_torch
 from headrace.kernels.lib.dispatch import num_multiprocessors
 from headrace.kernels.lib.exponentials import LOG2_E
-from headrace.kernels.lib.hopper import LAYOUT, launch_registers, registers, tma_store, wait_for_warps
+from headrace.kernels.lib.hopper import described, launch_registers, registers, tma_store, wait_for_warps
 from headrace.kernels.lib.sizes import cdiv
 from headrace.kernels.moe.grouped_producers_hopper import (
     COLUMNS,
@@ -50,7 +49,6 @@ from headrace.kernels.moe.grouped_producers_hopper import (
 from headrace.kernels.moe.grouping import Groups
 
 Form: TypeAlias = Literal["swiglu", "relu_squared", "none"]
-LAYOUT_8 = gl.constexpr(gl.NVMMASharedLayout(128, 8, 2))
 
 
 class Operand(NamedTuple):
@@ -224,16 +222,11 @@ def grouped_linear_hopper(
     programs = min(len(groups.tiles) * num_column_tiles, num_multiprocessors(y.device))
     consumer_registers, producer_registers = registers(CONSUMERS.value)
     _grouped_linear_kernel[(programs,)](
-        x.values if gathered else _described(x.values, ROWS.value, span), x.scales,
-        _described(weight.values.view(E * O, I), COLUMNS.value, span), weight.scales,
-        _described(y, ROWS.value, COLUMNS.value), groups.tiles, groups.used, groups.token,
+        x.values if gathered else described(x.values, ROWS.value, span), x.scales,
+        described(weight.values.view(E * O, I), COLUMNS.value, span), weight.scales,
+        described(y, ROWS.value, COLUMNS.value), groups.tiles, groups.used, groups.token,
         x.values.stride(0), O, num_column_tiles, cdiv(I, span), FORM=form, GATHERED=gathered, STAGES=num_stages(form),
         REGISTERS=consumer_registers, PRODUCER_REGISTERS=producer_registers,
         num_warps=4, maxnreg=launch_registers(CONSUMERS.value),
     )  # fmt: skip
     return y
-
-
-def _described(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    layout = (LAYOUT_8 if matrix.element_size() == 1 else LAYOUT).value
-    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, columns], layout)

@@ -43,6 +43,14 @@ def swiglu() -> None:
     LinearWeight(random(256, 64)).swiglu(random(ROWS, 64))
 
 
+def some_rows() -> None:
+    LinearWeight(random(4096, 64))(random(64, 64))
+
+
+def swiglu_of_some_rows() -> None:
+    LinearWeight(random(4096, 64)).swiglu(random(20, 64))
+
+
 def segments() -> PrefillSegments:
     return PrefillSegments.build((ROWS,), (None,), (), CPU)
 
@@ -94,6 +102,8 @@ def experts() -> None:
 OPERATIONS: dict[Callable[[], None], str] = {
     attention: "_hopper_prefill_kernel",
     swiglu: "_swiglu_linear_kernel",
+    some_rows: "_one_round_kernel",
+    swiglu_of_some_rows: "_one_round_kernel",
     ssd: "_ssd_hopper_outputs_kernel",
     gdn: "_gdn_hopper_states_kernel",
     ssd_decode: "_ssd_tail_hopper_kernel",

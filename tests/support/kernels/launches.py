@@ -17,13 +17,16 @@ from headrace.kernels.dense.fp8 import Fp8Matrix
 from headrace.kernels.dense.fp8_rows import Fp8Format, row_warps
 from headrace.kernels.dense.gated_rms_norm import gated_tile, token_tile
 from headrace.kernels.dense.linear_pair import pair_sizes
+from headrace.kernels.dense.one_round_hopper import num_stages as one_round_stages
+from headrace.kernels.dense.one_round_hopper import share_of
 from headrace.kernels.dense.rms_norm import row_tile
 from headrace.kernels.dense.small_linear import NO_GROUPS, scale_groups, sizes, tile_for
 from headrace.kernels.dense.swiglu_linear_hopper import COLUMNS, CONSUMERS, ROWS
 from headrace.kernels.lib.dot import dot_block
-from headrace.kernels.lib.hopper import LAYOUT, SPAN, launch_registers, registers
+from headrace.kernels.lib.hopper import LAYOUT, SPAN, launch_registers, registers, tile_layout
+from headrace.kernels.lib.sizes import cdiv
 from headrace.kernels.moe.experts import MoeTile, moe_tile
-from headrace.kernels.moe.grouped_linear_hopper import LAYOUT_8, SPAN_BYTES, Form, num_stages
+from headrace.kernels.moe.grouped_linear_hopper import SPAN_BYTES, Form, num_stages
 from headrace.kernels.moe.grouping import ENTRIES, UNIT
 from headrace.kernels.moe.quantise_grouped import VALUES
 from headrace.kernels.transfer import state_rows
@@ -160,6 +163,22 @@ def swiglu_linear_launch(dtype: str = "bf16") -> Launch:
     return Launch(kernel, types, constexprs, 4, 1, launch_registers(consumers))
 
 
+def one_round_launch(M: int, width: int, is_gated: bool, dtype: str = "bf16") -> Launch:
+    def described(rows: int, columns: int) -> str:
+        return f"tensordesc<{dtype}[{rows},{columns}],{tile_layout(columns)!r}>"
+
+    share, halves, consumers = share_of(width), 2 if is_gated else 1, cdiv(M, ROWS.value)
+    side = share.side or share.main
+    types = {"x_desc": described(ROWS.value, SPAN.value), "main_desc": described(share.main, SPAN.value)}
+    types |= {"side_desc": described(side, SPAN.value), "y_main_desc": described(ROWS.value, share.main)}
+    types |= {"y_side_desc": described(ROWS.value, side), "width": "i32", "num_pieces": "i32"}
+    constexprs = {"CONSUMERS": consumers, "STAGES": one_round_stages(consumers, halves * share.columns)}
+    constexprs |= {"HALVES": halves, "MAIN": share.main, "SIDE": share.side}
+    constexprs |= dict(zip(("REGISTERS", "PRODUCER_REGISTERS"), registers(consumers), strict=True))
+    kernel = "headrace.kernels.dense.one_round_hopper:_one_round_kernel"
+    return Launch(kernel, types, constexprs, 4, 1, launch_registers(consumers))
+
+
 GROUPED_FORMS = [
     (form, gathered, dtype)
     for form, gathered in (("swiglu", True), ("relu_squared", True), ("none", False))
@@ -168,11 +187,11 @@ GROUPED_FORMS = [
 
 
 def grouped_linear_launch(form: Form, gathered: bool, dtype: str) -> Launch:
-    layout = LAYOUT if dtype == "bf16" else LAYOUT_8
-    span = SPAN_BYTES.value // (2 if dtype == "bf16" else 1)
+    value_bytes = 2 if dtype == "bf16" else 1
+    span = SPAN_BYTES.value // value_bytes
 
     def described(rows: int, columns: int) -> str:
-        return f"tensordesc<{dtype}[{rows},{columns}],{layout.value!r}>"
+        return f"tensordesc<{dtype}[{rows},{columns}],{tile_layout(columns, 8 * value_bytes)!r}>"
 
     types = {"x": f"*{dtype}:16" if gathered else described(ROWS.value, span)}
     types |= {"weight_desc": described(COLUMNS.value, span)}
