@@ -1,11 +1,12 @@
 """Dense kernels on one GPU: products, norms, SwiGLU and sampling.
 
-    python3 -m benchmarks kernels-products [--only chain ...]
+    python3 -m benchmarks kernels-products [--only chain --only some ...]
     python3 -m benchmarks kernels-rows [--only norms ...]
 
 No weight is in the cache when it is read. `chain`: the products of a decode step in their order with the norms between,
-beside the same with cuBLAS. `prompt`: the products of a prefill step; they are cuBLAS's, but for those that a SwiGLU
-takes.
+beside the same with cuBLAS. `some`: the products of larger decode steps and of checks of drafts, by cuBLAS, for few
+rows (Triton) and in one round (Hopper). `prompt`: the products of a prefill step; they are cuBLAS's, but for those that
+a SwiGLU takes.
 """
 
 import functools
@@ -22,7 +23,9 @@ from benchmarks.timing import Row, kernel_command, measure, time_us
 from headrace.kernels.dense import residual
 from headrace.kernels.dense.gated_rms_norm import gate_then_norm_triton, norm_then_gate_triton
 from headrace.kernels.dense.linear import LinearWeight
+from headrace.kernels.dense.one_round_hopper import one_round_hopper
 from headrace.kernels.dense.rms_norm import add_rms_norm, add_rms_norm_triton, rms_norm, rms_norm_triton
+from headrace.kernels.dense.small_linear import MOST_ROWS, small_linear_triton
 from headrace.kernels.dense.swiglu import swiglu_triton
 from headrace.kernels.dense.swiglu_linear_hopper import swiglu_linear_hopper
 from headrace.kernels.sampling.argmax import argmax_triton
@@ -131,26 +134,45 @@ def chain_rows() -> Iterator[Row]:
             yield Row("chain", shape, layer_us(own_layer, own, x, norm), num_bytes)
 
 
+def some_rows() -> Iterator[Row]:
+    """Products that are not taken in parts, by each kernel that could take them."""
+    for model, config in SHAPES.items():
+        for product in products(config)[:-1]:
+            if product.form != "parts":
+                for count in (16, 32, 64, 128, 192):
+                    yield from some_rows_of(model, product, count)
+
+
+def some_rows_of(model: str, product: Product, count: int) -> Iterator[Row]:
+    is_gated = product.form == "gated"
+    kernels: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+        "cuBLAS": cublas_swiglu if is_gated else F.linear,
+        "one round": partial(one_round_hopper, is_gated=is_gated),
+    }
+    if count <= MOST_ROWS:
+        kernels["few rows"] = partial(small_linear_triton, form=product.form)
+    for name, run in kernels.items():
+        yield product_row(f"{product.name}, {name}", model, product, run, count)
+
+
 def prompt_rows() -> Iterator[Row]:
     """Products of a chunk: the matrix rate that prefill is charged with, shape by shape."""
     for model, config in SHAPES.items():
         for product in products(config)[:-1]:  # few rows have logits
             if product.form == "gated":
-                yield prompt_row(f"{product.name} cuBLAS", model, product, cublas_swiglu)
-                yield prompt_row(f"{product.name} Hopper", model, product, swiglu_linear_hopper)
+                yield product_row(f"{product.name} cuBLAS", model, product, cublas_swiglu, PROMPT_ROWS)
+                yield product_row(f"{product.name} Hopper", model, product, swiglu_linear_hopper, PROMPT_ROWS)
             else:
-                yield prompt_row(f"{product.name} cuBLAS", model, product, F.linear)
+                yield product_row(f"{product.name} cuBLAS", model, product, F.linear, PROMPT_ROWS)
 
 
-def prompt_row(name: str, model: str, product: Product, run: Callable[[Tensor, Tensor], Tensor]) -> Row:
+def product_row(name: str, model: str, product: Product, run: Callable[[Tensor, Tensor], Tensor], count: int) -> Row:
     def prepare() -> Callable[[], object]:
-        return partial(run, random(PROMPT_ROWS, product.I), random(product.O, product.I))
+        return partial(run, random(count, product.I), random(product.O, product.I))
 
     num_outputs = product.O // 2 if product.form == "gated" else product.O
-    num_bytes = product.num_bytes + 2.0 * PROMPT_ROWS * (product.I + num_outputs)
-    return measure(
-        name, f"{model}, {PROMPT_ROWS:,} rows", prepare, num_bytes, 2.0 * PROMPT_ROWS * product.I * product.O
-    )
+    num_bytes = product.num_bytes + 2.0 * count * (product.I + num_outputs)
+    return measure(name, f"{model}, {count:,} rows", prepare, num_bytes, 2.0 * count * product.I * product.O)
 
 
 def cublas_swiglu(x: Tensor, weight: Tensor) -> Tensor:
@@ -235,7 +257,8 @@ def by_size(rows: Callable[[str, int], Iterator[Row]], counts: Sequence[int]) ->
 
 ROW_COUNTS = (1, 64, 256, 8192)
 product_kernels = kernel_command(
-    {"chain": chain_rows, "prompt": prompt_rows}, "Dense products of decode steps, in their order, and of a prompt."
+    {"chain": chain_rows, "some": some_rows, "prompt": prompt_rows},
+    "Dense products of decode steps, in their order, of some rows, and of a prompt.",
 )
 row_kernels = kernel_command(
     {
