@@ -23,7 +23,7 @@ from benchmarks.timing import Row, kernel_command, measure, time_us
 from headrace.kernels.dense import residual
 from headrace.kernels.dense.gated_rms_norm import gate_then_norm_triton, norm_then_gate_triton
 from headrace.kernels.dense.linear import LinearWeight
-from headrace.kernels.dense.one_round_hopper import one_round_hopper
+from headrace.kernels.dense.one_round_hopper import Form, one_round_hopper
 from headrace.kernels.dense.rms_norm import add_rms_norm, add_rms_norm_triton, rms_norm, rms_norm_triton
 from headrace.kernels.dense.small_linear import MOST_ROWS, small_linear_triton
 from headrace.kernels.dense.swiglu import swiglu_triton
@@ -45,7 +45,7 @@ class Product:
     name: str
     O: int  # noqa: E741
     I: int  # noqa: E741
-    form: str
+    form: Form
 
     @property
     def num_bytes(self) -> float:
@@ -135,19 +135,17 @@ def chain_rows() -> Iterator[Row]:
 
 
 def some_rows() -> Iterator[Row]:
-    """Products that are not taken in parts, by each kernel that could take them."""
+    """Products by each kernel that could take them."""
     for model, config in SHAPES.items():
         for product in products(config)[:-1]:
-            if product.form != "parts":
-                for count in (16, 32, 64, 128, 192):
-                    yield from some_rows_of(model, product, count)
+            for count in (1, 16, 32, 64, 128, 192):
+                yield from some_rows_of(model, product, count)
 
 
 def some_rows_of(model: str, product: Product, count: int) -> Iterator[Row]:
-    is_gated = product.form == "gated"
     kernels: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-        "cuBLAS": cublas_swiglu if is_gated else F.linear,
-        "one round": partial(one_round_hopper, is_gated=is_gated),
+        "cuBLAS": cublas_swiglu if product.form == "gated" else F.linear,
+        "one round": partial(one_round_hopper, form=product.form),
     }
     if count <= MOST_ROWS:
         kernels["few rows"] = partial(small_linear_triton, form=product.form)

@@ -29,8 +29,8 @@ _GREEDY = Draw(Sampling(max_tokens=1, seed=0, temperature=0.0), 0)
 _RANDOM = Draw(Sampling(max_tokens=1, seed=0, temperature=1.0), 0)
 _PENALISED = Draw(Sampling(max_tokens=1, seed=0, temperature=0.0, repetition_penalty=1.1), 0, banned=(0,))
 _MOST_TOP = 20  # alternatives that the router allows
-# The most rows of each of the small product's tiles, the fewest of each number of consumers of one_round_hopper.py.
-_FEW_ROWS = 16, 32, small_linear.MOST_ROWS, *one_round_hopper.fewest_rows()
+_FEW_ROWS = sorted({16, 32, small_linear.MOST_ROWS, *one_round_hopper.ROWS_OF_KERNELS})
+"""Rows that meet each tile of the small product, and each kernel of the product in one round."""
 
 
 def warm_up(

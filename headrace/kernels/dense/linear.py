@@ -5,9 +5,9 @@ Contract  `LinearWeight(weight)` keeps the only copy that is read: drop the plai
 Numerics  as F.linear in the weight's dtype; float32 stays float32
 Source    on CPU in float32 oneDNN's blocked layout (what torch.compile uses for frozen weights). Against
           F.linear on weights that are not in cache, two threads of an EPYC: 3.4x at 1 row, 4x at 8 rows,
-          1.1x at 2,048 rows. On a GPU few rows go to small_linear.py, on a Hopper one some more to
-          one_round_hopper.py, many rows of a SwiGLU to swiglu_linear_hopper.py, others to the library: some with a deep
-          matrix in parts (`num_parts`).
+          1.1x at 2,048 rows. On a GPU few rows go to small_linear.py, but on a Hopper one, in 16 bits, these and some
+          more to one_round_hopper.py; many rows of a SwiGLU go to swiglu_linear_hopper.py, others to the library: some
+          with a deep matrix in parts (`num_parts`).
           FP8 stays FP8 where fp8_linear.py runs, elsewhere it is dequantised
 """
 
@@ -20,7 +20,7 @@ from headrace.kernels.dense.fp8 import Fp8Matrix, Matrix, quantise_matrix, selec
 from headrace.kernels.dense.fp8_linear import fp8_linear, has_product
 from headrace.kernels.dense.fp8_rows import Fp8Format, Fp8Rows, Rows, plain_rows, quantise_rows
 from headrace.kernels.dense.linear_pair import MOST_SIDE_ROWS, linear_pair_triton
-from headrace.kernels.dense.one_round_hopper import is_faster_in_one_round, one_round_hopper
+from headrace.kernels.dense.one_round_hopper import Form, is_faster_in_one_round, one_round_hopper
 from headrace.kernels.dense.relu_squared import relu_squared_rows
 from headrace.kernels.dense.small_linear import MOST_ROWS, checked_out, small_linear_triton
 from headrace.kernels.dense.swiglu import swiglu_rows
@@ -102,7 +102,7 @@ class LinearWeight:
         x = self._readable(x)
         if out is not None:
             checked_out(out, (len(x), self.out_features), self._weight.dtype)
-        if (y := self._in_one_round(x, False, out)) is not None:
+        if (y := self._in_one_round(x, "plain", out)) is not None:
             return y
         if self._has_few(x):
             return small_linear_triton(x, self._weight, out=out)
@@ -128,6 +128,8 @@ class LinearWeight:
     def parts(self, x: Rows) -> Tensor:
         """y [M, O], or parts [S, M, O] in float32 that sum to it: add_rms_norm and sum_outputs take either."""
         x = self._readable(x)
+        if (y := self._in_one_round(x, "parts")) is not None:
+            return y
         if self._has_few(x):
             return small_linear_triton(x, self._weight, "parts")
         if num_parts := self._num_parts(x):
@@ -148,7 +150,7 @@ class LinearWeight:
 
         In FP8 for what reads `fmt` if that costs no launch more."""
         x = self._readable(x)
-        if (y := self._in_one_round(x, True)) is not None:
+        if (y := self._in_one_round(x, "gated")) is not None:
             return y
         if self._has_few(x):
             return small_linear_triton(x, self._weight, "gated")  # no program sees a whole row
@@ -181,12 +183,12 @@ class LinearWeight:
             return 0
         return num_parts(len(x), self.out_features, self.in_features) if len(x) > MOST_ROWS else 0
 
-    def _in_one_round(self, x: Rows, is_gated: bool, out: Tensor | None = None) -> Tensor | None:
+    def _in_one_round(self, x: Rows, form: Form, out: Tensor | None = None) -> Tensor | None:
         """y, written to `out` if given; None where another kernel takes less time."""
         if not isinstance(x, Tensor) or not isinstance(self._weight, Tensor) or self._is_packed or x.dim() != 2:
             return None
-        fits = is_faster_in_one_round(x, self._weight, is_gated)
-        return one_round_hopper(x, self._weight, is_gated, out) if fits else None
+        is_faster = is_faster_in_one_round(x, self._weight, form)
+        return one_round_hopper(x, self._weight, form, out) if is_faster else None
 
     def _has_few(self, x: Rows) -> bool:
         if isinstance(x, Fp8Rows):

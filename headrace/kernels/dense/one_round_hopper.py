@@ -2,21 +2,23 @@
 
     plain    y = x W^T
     gated    y = silu(x G^T) * (x U^T), where W is G above U
+    parts    y[s] = x[:, part s] W[:, part s]^T in float32: their sum is the product
 
-Each program takes all rows and an equal share of the columns, so W is read once and no multiprocessor waits for a last
-round. One warp, the producer, issues bulk copies (TMA) of the next pieces of x and W; a consumer, a warp group, has 64
-rows. The producer fills its ring with pieces of W while the kernel before this one ends (pdl.py).
+Each program takes all rows and an equal share of the columns, in parts of some depth or whole, so W is read once and no
+multiprocessor waits for a last round. One warp, the producer, issues bulk copies (TMA) of the next pieces of x and W; a
+consumer, a warp group, has 64 rows. The producer fills its ring with pieces of W while the kernel before this one ends
+(pdl.py).
 
-Shapes    x [M, I], any row stride, M <= MOST_ROWS; weight [O, I]; returns [M, O], gated [M, O / 2]
+Shapes    x [M, I], any row stride, M <= MOST_ROWS; weight [O, I]; returns [M, O], gated [M, O / 2], parts [S, M, O]
 Contract  I is a multiple of 64 and the width of y one of 8; x's rows and the weight begin at multiples of 16 bytes: the
           copy engine needs that. No earlier kernel on the stream writes the weight. See `fits_one_round`. The reference
-          is the library's product, gated with headrace.kernels.dense.swiglu behind
+          is headrace.kernels.dense.small_linear, or the library's product
 Numerics  sums, SiLU and product in float32, rounded once
 Source    CUTLASS, sm90 warp-specialised products
 Tests     on a Hopper GPU alone, as Gluon has no interpreter; elsewhere that it compiles
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -41,7 +43,6 @@ from headrace.kernels.lib.hopper import (
     described,
     launch_registers,
     make_barrier_ring,
-    registers,
     reinterpret,
     tma_load,
     tma_store,
@@ -52,30 +53,47 @@ from headrace.kernels.lib.sizes import MULTIPROCESSORS, cdiv, next_power_of_2
 
 ROWS = gl.constexpr(64)  # of a consumer
 MOST_ROWS = 192
-FEWEST_ROWS, FEWEST_GATED_ROWS = 33, 17  # fewer took less time in headrace.kernels.dense.small_linear
+ROWS_OF_KERNELS = 16, 32, 33, 65, 129  # of each that is compiled; where any rows take it, so do these
+MOST_ROWS_IN_PARTS = 64  # of more the library took less time
 MOST_COPIES = 4  # of x, read by all programs, over W
 MOST_COLUMNS = 80  # of programs with more than two consumers, not gated: beyond it the library took less time
 MOST_MAIN = 64  # columns: a consumer's part of them fits one of its pieces of x
+MOST_WIDTH = 96 * MULTIPROCESSORS  # columns of all programs: 64 and 32 each
+LEAST_ROWS, LEAST_IN_PARTS = 2048, 2048 * 2048  # of W; its values: smaller matrices were not measured
 SHARED_BYTES = 226 * 1024  # for the ring
-OTHER_REGISTERS = 40  # of a consumer's thread, beside its sums
+OTHER_REGISTERS = 48  # of a consumer's thread, beside its sums
+PRODUCER_REGISTERS = 88  # at least
+
+
+Form: TypeAlias = Literal["plain", "gated", "parts"]
 
 
 class Share(NamedTuple):
-    """A program's columns of y. Tensors have powers of two: its last columns are a tile of their own."""
+    """A program's columns of y, from 1 / `parts` of each row of W. Tensors have powers of two: its last columns are a
+    tile of their own."""
 
     main: int
     side: int  # or 0
+    parts: int = 1
 
     @property
     def columns(self) -> int:
         return self.main + self.side
 
 
+class Registers(NamedTuple):
+    """Registers of a thread: of a consumer, of the producer, and of all at the launch, shared evenly."""
+
+    consumer: int
+    producer: int
+    launch: int
+
+
 @aggregate
 class OperandRing:
     """A ring of pieces of x and W in shared memory, and how wide they are."""
 
-    x: gl.shared_memory_descriptor  # [STAGES * CONSUMERS, ROWS, SPAN]
+    x: gl.shared_memory_descriptor  # [STAGES * CONSUMERS, ROWS, SPAN]: of each piece X_ROWS rows are copied
     main_halves: gl.shared_memory_descriptor  # [STAGES * HALVES, MAIN, SPAN]: gated, the gate's and up's
     main: gl.shared_memory_descriptor  # the same memory as [STAGES, HALVES * MAIN, SPAN]
     side_halves: gl.shared_memory_descriptor  # likewise, of the side columns
@@ -85,9 +103,11 @@ class OperandRing:
     HALVES: gl.constexpr
     MAIN: gl.constexpr
     SIDE: gl.constexpr
+    PARTS: gl.constexpr
+    X_ROWS: gl.constexpr
 
     @gluon.constexpr_function
-    def __init__(self, x, main_halves, main, side_halves, side, barriers, CONSUMERS, HALVES, MAIN, SIDE):
+    def __init__(self, x, main_halves, main, side_halves, side, barriers, CONSUMERS, HALVES, MAIN, SIDE, PARTS, X_ROWS):
         self.x = x
         self.main_halves = main_halves
         self.main = main
@@ -98,12 +118,24 @@ class OperandRing:
         self.HALVES = gl.constexpr(HALVES)
         self.MAIN = gl.constexpr(MAIN)
         self.SIDE = gl.constexpr(SIDE)
+        self.PARTS = gl.constexpr(PARTS)
+        self.X_ROWS = gl.constexpr(X_ROWS)
+
+    @gluon.jit
+    def part(self):
+        """This program's part of each row of W."""
+        return gl.program_id(0) % self.PARTS
+
+    @gluon.jit
+    def first_column(self):
+        """This program's first column of y."""
+        return gl.program_id(0) // self.PARTS * (self.MAIN + self.SIDE)
 
 
 @gluon.jit
 def _make_ring(
     dtype: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
-    HALVES: gl.constexpr, MAIN: gl.constexpr, SIDE: gl.constexpr,
+    HALVES: gl.constexpr, MAIN: gl.constexpr, SIDE: gl.constexpr, PARTS: gl.constexpr, X_ROWS: gl.constexpr,
 ):  # fmt: skip
     x = gl.allocate_shared_memory(dtype, [STAGES * CONSUMERS, ROWS, SPAN], LAYOUT)
     main_halves = gl.allocate_shared_memory(dtype, [STAGES * HALVES, MAIN, SPAN], LAYOUT)
@@ -114,41 +146,44 @@ def _make_ring(
     else:
         side_halves, side = main_halves, main  # not used
     barriers = make_barrier_ring(STAGES, CONSUMERS)
-    return OperandRing(x, main_halves, main, side_halves, side, barriers, CONSUMERS, HALVES, MAIN, SIDE)
+    return OperandRing(x, main_halves, main, side_halves, side, barriers, CONSUMERS, HALVES, MAIN, SIDE, PARTS, X_ROWS)
 
 
 @gluon.jit
 def _produce(ring, x_desc, main_desc, side_desc, width, num_pieces):
     ahead = gl.minimum(num_pieces, ring.barriers.STAGES)
     for piece in range(ahead):
-        _copy_weights(ring, main_desc, side_desc, width, piece)
+        _copy_weights(ring, main_desc, side_desc, width, num_pieces, piece)
     wait_for_previous()
     for piece in range(num_pieces):
         if piece >= ahead:
             ring.barriers.wait_free(piece)
-            _copy_weights(ring, main_desc, side_desc, width, piece)
+            _copy_weights(ring, main_desc, side_desc, width, num_pieces, piece)
         slot, full = ring.barriers.slot(piece), ring.barriers.full_barrier(piece)
+        column = (ring.part() * num_pieces + piece) * SPAN
         for consumer in gl.static_range(ring.CONSUMERS):
-            tma_load(x_desc, [consumer * ROWS, piece * SPAN], full, ring.x.index(slot * ring.CONSUMERS + consumer))
+            x = ring.x.index(slot * ring.CONSUMERS + consumer).slice(0, ring.X_ROWS, 0)
+            tma_load(x_desc, [consumer * ROWS, column], full, x)
 
 
 @gluon.jit
-def _copy_weights(ring, main_desc, side_desc, width, piece):
+def _copy_weights(ring, main_desc, side_desc, width, num_pieces, piece):
     """Expects all bytes of a piece, and copies those of W."""
     slot, full = ring.barriers.slot(piece), ring.barriers.full_barrier(piece)
-    mbarrier.expect(full, (ring.CONSUMERS * ROWS + ring.HALVES * (ring.MAIN + ring.SIDE)) * SPAN * 2)
-    first = gl.program_id(0) * (ring.MAIN + ring.SIDE)
+    mbarrier.expect(full, (ring.CONSUMERS * ring.X_ROWS + ring.HALVES * (ring.MAIN + ring.SIDE)) * SPAN * 2)
+    column = (ring.part() * num_pieces + piece) * SPAN
     for half in gl.static_range(ring.HALVES):
-        row = first + half * width
-        tma_load(main_desc, [row, piece * SPAN], full, ring.main_halves.index(slot * ring.HALVES + half))
+        row = ring.first_column() + half * width
+        tma_load(main_desc, [row, column], full, ring.main_halves.index(slot * ring.HALVES + half))
         if ring.SIDE:
-            at = [row + ring.MAIN, piece * SPAN]
+            at = [row + ring.MAIN, column]
             tma_load(side_desc, at, full, ring.side_halves.index(slot * ring.HALVES + half))
 
 
 @gluon.jit
-def _consume(ring, y_main_desc, y_side_desc, num_pieces, ME: gl.constexpr):
-    """Consumer ME: ROWS rows, from row ME * ROWS on."""
+def _consume(ring, y_main, y_side, num_rows, width, num_pieces, ME: gl.constexpr):
+    """Consumer ME: ROWS rows, from row ME * ROWS on. Sums of rows that x does not have are not written, whatever lay in
+    their memory."""
     MAIN_SUMS: gl.constexpr = ring.HALVES * ring.MAIN
     SIDE_SUMS: gl.constexpr = ring.HALVES * ring.SIDE if ring.SIDE else 8  # 8: not used
     main_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, MAIN_SUMS, 16])
@@ -171,12 +206,25 @@ def _consume(ring, y_main_desc, y_side_desc, num_pieces, ME: gl.constexpr):
     else:
         main = warpgroup_mma_wait(0, [main])
 
-    # All pieces have been read, and those of x in these slots by this consumer alone: they take y.
-    column = gl.program_id(0) * (ring.MAIN + ring.SIDE)
-    _store(main, ring.x.index(ME), y_main_desc, column, ring.HALVES, ring.MAIN, ME)
-    if ring.SIDE:
-        _store(side, ring.x.index(ring.CONSUMERS + ME), y_side_desc, column + ring.MAIN, ring.HALVES, ring.SIDE, ME)
-    tma.store_wait(0)
+    column = ring.first_column()
+    if ring.PARTS > 1:
+        _store_part(main, y_main, ring.part(), column, num_rows, width, main_layout, ME)
+        if ring.SIDE:
+            _store_part(side, y_main, ring.part(), column + ring.MAIN, num_rows, width, side_layout, ME)
+    else:  # all pieces have been read, and those of x in these slots by this consumer alone: they take y
+        _store(main, ring.x.index(ME), y_main, column, ring.HALVES, ring.MAIN, ME)
+        if ring.SIDE:
+            _store(side, ring.x.index(ring.CONSUMERS + ME), y_side, column + ring.MAIN, ring.HALVES, ring.SIDE, ME)
+        tma.store_wait(0)
+
+
+@gluon.jit
+def _store_part(sums, y_ptr, part, first_column, num_rows, width, layout: gl.constexpr, ME: gl.constexpr):
+    """Writes sums to part [num_rows, width] of y, from the registers."""
+    row = ME * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, layout))
+    column = first_column + gl.arange(0, sums.shape[1], layout=gl.SliceLayout(0, layout))
+    at = (part * num_rows + row)[:, None] * width + column[None, :]
+    gl.store(y_ptr + at, sums, mask=(row < num_rows)[:, None] & (column < width)[None, :])
 
 
 @gluon.jit
@@ -196,68 +244,85 @@ def _store(sums, piece, y_desc, column, HALVES: gl.constexpr, COLUMNS: gl.conste
     tma_store(y_desc, [ME * ROWS, column], y_tile)
 
 
-@gluon.jit(do_not_specialize=["width", "num_pieces"])
+@gluon.jit(do_not_specialize=["num_rows", "width", "num_pieces"])
 def _one_round_kernel(
-    x_desc, main_desc, side_desc, y_main_desc, y_side_desc, width, num_pieces,
+    x_desc, main_desc, side_desc, y_main, y_side, num_rows, width, num_pieces,
     CONSUMERS: gl.constexpr, STAGES: gl.constexpr, HALVES: gl.constexpr, MAIN: gl.constexpr, SIDE: gl.constexpr,
-    REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    PARTS: gl.constexpr, X_ROWS: gl.constexpr, REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """width: columns of y. Without side columns their descriptors are those of the main ones."""
+    """num_pieces: of a part. y_main: the descriptor of main columns, or y's pointer where it has PARTS. Without side
+    columns the arguments for them are those for the main ones."""
     let_next_start()
-    ring = _make_ring(x_desc.dtype, CONSUMERS, STAGES, HALVES, MAIN, SIDE)
+    ring = _make_ring(x_desc.dtype, CONSUMERS, STAGES, HALVES, MAIN, SIDE, PARTS, X_ROWS)
     fence_async_shared()  # makes the barriers visible to the copy engine
     if CONSUMERS == 1:
         gl.warp_specialize(
-            [(_consume, (ring, y_main_desc, y_side_desc, num_pieces, 0)),
+            [(_consume, (ring, y_main, y_side, num_rows, width, num_pieces, 0)),
              (_produce, (ring, x_desc, main_desc, side_desc, width, num_pieces))],
             [1], [PRODUCER_REGISTERS],
         )  # fmt: skip
     elif CONSUMERS == 2:
         gl.warp_specialize(
-            [(_consume, (ring, y_main_desc, y_side_desc, num_pieces, 0)),
-             (_consume, (ring, y_main_desc, y_side_desc, num_pieces, 1)),
+            [(_consume, (ring, y_main, y_side, num_rows, width, num_pieces, 0)),
+             (_consume, (ring, y_main, y_side, num_rows, width, num_pieces, 1)),
              (_produce, (ring, x_desc, main_desc, side_desc, width, num_pieces))],
             [4, 1], [REGISTERS, PRODUCER_REGISTERS],
         )  # fmt: skip
     else:
         gl.static_assert(CONSUMERS == 3)
         gl.warp_specialize(
-            [(_consume, (ring, y_main_desc, y_side_desc, num_pieces, 0)),
-             (_consume, (ring, y_main_desc, y_side_desc, num_pieces, 1)),
-             (_consume, (ring, y_main_desc, y_side_desc, num_pieces, 2)),
+            [(_consume, (ring, y_main, y_side, num_rows, width, num_pieces, 0)),
+             (_consume, (ring, y_main, y_side, num_rows, width, num_pieces, 1)),
+             (_consume, (ring, y_main, y_side, num_rows, width, num_pieces, 2)),
              (_produce, (ring, x_desc, main_desc, side_desc, width, num_pieces))],
             [4, 4, 1], [REGISTERS, REGISTERS, PRODUCER_REGISTERS],
         )  # fmt: skip
 
 
-def one_round_hopper(x: Tensor, weight: Tensor, is_gated: bool, out: Tensor | None = None) -> Tensor:
+def one_round_hopper(x: Tensor, weight: Tensor, form: Form, out: Tensor | None = None) -> Tensor:
     """y, written to `out` if given. Raises ValueError unless `fits_one_round`."""
-    if not fits_one_round(x, weight, is_gated):
-        given = f"x {tuple(x.shape)} {x.dtype}, weight {tuple(weight.shape)} {weight.dtype}"
+    if not fits_one_round(x, weight, form):
+        given = f"x {tuple(x.shape)} {x.dtype}, weight {tuple(weight.shape)} {weight.dtype}, {form}"
         raise ValueError(f"{given}: see this file's Contract")
-    (M, I), halves = x.shape, 2 if is_gated else 1  # noqa: E741
-    width = weight.shape[0] // halves
-    share, consumers = share_of(width), cdiv(M, ROWS.value)
+    (M, I), halves = x.shape, halves_of(form)  # noqa: E741
+    width, consumers, x_rows = weight.shape[0] // halves, cdiv(M, ROWS.value), x_rows_of(M)
+    share = share_of(width, I, form)
     side = share.side or share.main
-    y = torch.empty((M, width), dtype=x.dtype, device=x.device) if out is None else out
-    consumer_registers, producer_registers = registers(consumers)
-    _one_round_kernel[(cdiv(width, share.columns),)](
-        described(x, ROWS.value, SPAN.value), described(weight, share.main, SPAN.value),
-        described(weight, side, SPAN.value), described(y, ROWS.value, share.main), described(y, ROWS.value, side),
-        width, I // SPAN.value,
+    if share.parts > 1:
+        y = torch.empty((share.parts, M, width), dtype=torch.float32, device=x.device)
+        y_main, y_side = y, y
+    else:
+        y = torch.empty((M, width), dtype=x.dtype, device=x.device) if out is None else out
+        y_main, y_side = described(y, ROWS.value, share.main), described(y, ROWS.value, side)
+    registers = registers_for(consumers, halves * share.columns)
+    _one_round_kernel[(cdiv(width, share.columns) * share.parts,)](
+        described(x, x_rows, SPAN.value), described(weight, share.main, SPAN.value),
+        described(weight, side, SPAN.value), y_main, y_side, M, width, I // SPAN.value // share.parts,
         CONSUMERS=consumers, STAGES=num_stages(consumers, halves * share.columns), HALVES=halves,
-        MAIN=share.main, SIDE=share.side, REGISTERS=consumer_registers, PRODUCER_REGISTERS=producer_registers,
-        num_warps=4, maxnreg=launch_registers(consumers), **OVERLAPPED,
+        MAIN=share.main, SIDE=share.side, PARTS=share.parts, X_ROWS=x_rows, REGISTERS=registers.consumer,
+        PRODUCER_REGISTERS=registers.producer, num_warps=4, maxnreg=registers.launch, **OVERLAPPED,
     )  # fmt: skip
     return y
 
 
-def share_of(width: int) -> Share:
-    """The columns of a program, of as many programs as multiprocessors at most."""
-    least = 8 * cdiv(cdiv(width, MULTIPROCESSORS), 8)
+def halves_of(form: Form) -> int:
+    """Rows of W for each column of y."""
+    return 2 if form == "gated" else 1
+
+
+def x_rows_of(M: int) -> int:
+    """Rows of x that the copy engine takes at once: those past the last cost it more than others do."""
+    return min(ROWS.value, max(16, next_power_of_2(M)))
+
+
+def share_of(width: int, num_in: int, form: Form) -> Share:
+    """The columns of a program, of as many programs as multiprocessors at most; parts of whole pieces of W."""
+    most = (4, 2, 1) if form == "parts" else (1,)
+    parts = next((each for each in most if num_in // SPAN.value % each == 0 and width * each <= MOST_WIDTH), 1)
+    least = 8 * cdiv(cdiv(width, MULTIPROCESSORS // parts), 8)
     main = 1 << (least.bit_length() - 1)
     side = 0 if least == main else max(8, next_power_of_2(least - main))
-    return Share(2 * main, 0) if side == main else Share(main, side)
+    return Share(2 * main, 0, parts) if side == main else Share(main, side, parts)
 
 
 def num_stages(consumers: int, num_sums: int) -> int:
@@ -265,33 +330,36 @@ def num_stages(consumers: int, num_sums: int) -> int:
     return min(8, SHARED_BYTES // ((consumers * ROWS.value + num_sums) * SPAN.value * 2))
 
 
-def fewest_rows() -> tuple[int, ...]:
-    """The fewest rows of each compiled kernel: where more are faster in one round, so are these."""
-    return FEWEST_GATED_ROWS, FEWEST_ROWS, ROWS.value + 1, 2 * ROWS.value + 1
+def registers_for(consumers: int, num_sums: int) -> Registers:
+    """No more than are needed: what is left lets the programs of the next kernel begin beside this one's."""
+    consumer = 8 * cdiv(num_sums // 2 + OTHER_REGISTERS, 8)
+    launch = 8 * cdiv(cdiv(consumers * consumer + PRODUCER_REGISTERS, consumers + 1), 8)
+    return Registers(consumer, (consumers + 1) * launch - consumers * consumer, launch)
 
 
-def fits_one_round(x: Tensor, weight: Tensor, is_gated: bool) -> bool:
+def fits_one_round(x: Tensor, weight: Tensor, form: Form) -> bool:
     """True if Hopper variants run here, and the kernel takes such sizes and memory."""
-    return runs_hopper(x) and has_one_round(x, weight, is_gated)
+    return runs_hopper(x) and has_one_round(x, weight, form)
 
 
-def is_faster_in_one_round(x: Tensor, weight: Tensor, is_gated: bool) -> bool:
+def is_faster_in_one_round(x: Tensor, weight: Tensor, form: Form) -> bool:
     """True if it fits, and took less time than small_linear.py and the library's product (docs/gpu-notes.md, 46)."""
-    rows, width = len(x), weight.shape[0] // (2 if is_gated else 1)
-    return (
-        (FEWEST_GATED_ROWS if is_gated else FEWEST_ROWS) <= rows <= MOST_ROWS
-        and rows * MULTIPROCESSORS <= MOST_COPIES * len(weight)
-        and (is_gated or rows <= 2 * ROWS.value or share_of(width).columns <= MOST_COLUMNS)
-        and fits_one_round(x, weight, is_gated)
-    )
+    rows, width = len(x), weight.shape[0] // halves_of(form)
+    if form == "parts":
+        is_faster = rows <= MOST_ROWS_IN_PARTS and weight.numel() >= LEAST_IN_PARTS
+    else:
+        is_faster = len(weight) >= max(LEAST_ROWS, rows * MULTIPROCESSORS / MOST_COPIES)
+        if form == "plain" and rows > 2 * ROWS.value:
+            is_faster = is_faster and share_of(width, x.shape[1], form).columns <= MOST_COLUMNS
+    return is_faster and fits_one_round(x, weight, form)
 
 
-def has_one_round(x: Tensor, weight: Tensor, is_gated: bool) -> bool:
+def has_one_round(x: Tensor, weight: Tensor, form: Form) -> bool:
     """True if the kernel takes such sizes and memory: see Contract."""
-    halves = 2 if is_gated else 1
+    halves = halves_of(form)
     if not can_be_copied(x, weight) or len(x) > MOST_ROWS or len(weight) % (8 * halves):
         return False
-    share, consumers = share_of(len(weight) // halves), cdiv(len(x), ROWS.value)
+    share, consumers = share_of(len(weight) // halves, x.shape[1], form), cdiv(len(x), ROWS.value)
     num_sums = halves * share.columns
-    has_registers = num_sums // 2 + OTHER_REGISTERS <= registers(consumers)[0]
+    has_registers = registers_for(consumers, num_sums).launch <= launch_registers(consumers)
     return share.main <= MOST_MAIN and has_registers and num_stages(consumers, num_sums) >= 2

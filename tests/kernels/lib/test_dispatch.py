@@ -51,6 +51,10 @@ def swiglu_of_some_rows() -> None:
     LinearWeight(random(4096, 64)).swiglu(random(20, 64))
 
 
+def few_rows_in_parts() -> None:
+    LinearWeight(random(2048, 2048)).parts(random(2, 2048))
+
+
 def segments() -> PrefillSegments:
     return PrefillSegments.build((ROWS,), (None,), (), CPU)
 
@@ -104,6 +108,7 @@ OPERATIONS: dict[Callable[[], None], str] = {
     swiglu: "_swiglu_linear_kernel",
     some_rows: "_one_round_kernel",
     swiglu_of_some_rows: "_one_round_kernel",
+    few_rows_in_parts: "_one_round_kernel",
     ssd: "_ssd_hopper_outputs_kernel",
     gdn: "_gdn_hopper_states_kernel",
     ssd_decode: "_ssd_tail_hopper_kernel",

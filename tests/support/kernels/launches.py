@@ -17,8 +17,9 @@ from headrace.kernels.dense.fp8 import Fp8Matrix
 from headrace.kernels.dense.fp8_rows import Fp8Format, row_warps
 from headrace.kernels.dense.gated_rms_norm import gated_tile, token_tile
 from headrace.kernels.dense.linear_pair import pair_sizes
+from headrace.kernels.dense.one_round_hopper import Form as OneRoundForm
+from headrace.kernels.dense.one_round_hopper import halves_of, registers_for, share_of, x_rows_of
 from headrace.kernels.dense.one_round_hopper import num_stages as one_round_stages
-from headrace.kernels.dense.one_round_hopper import share_of
 from headrace.kernels.dense.rms_norm import row_tile
 from headrace.kernels.dense.small_linear import NO_GROUPS, scale_groups, sizes, tile_for
 from headrace.kernels.dense.swiglu_linear_hopper import COLUMNS, CONSUMERS, ROWS
@@ -163,20 +164,22 @@ def swiglu_linear_launch(dtype: str = "bf16") -> Launch:
     return Launch(kernel, types, constexprs, 4, 1, launch_registers(consumers))
 
 
-def one_round_launch(M: int, width: int, is_gated: bool, dtype: str = "bf16") -> Launch:
+def one_round_launch(M: int, width: int, num_in: int, form: OneRoundForm, dtype: str = "bf16") -> Launch:
     def described(rows: int, columns: int) -> str:
         return f"tensordesc<{dtype}[{rows},{columns}],{tile_layout(columns)!r}>"
 
-    share, halves, consumers = share_of(width), 2 if is_gated else 1, cdiv(M, ROWS.value)
-    side = share.side or share.main
-    types = {"x_desc": described(ROWS.value, SPAN.value), "main_desc": described(share.main, SPAN.value)}
-    types |= {"side_desc": described(side, SPAN.value), "y_main_desc": described(ROWS.value, share.main)}
-    types |= {"y_side_desc": described(ROWS.value, side), "width": "i32", "num_pieces": "i32"}
+    share, halves, consumers, x_rows = share_of(width, num_in, form), halves_of(form), cdiv(M, ROWS.value), x_rows_of(M)
+    side, has_parts = share.side or share.main, share.parts > 1
+    types = {"x_desc": described(x_rows, SPAN.value), "main_desc": described(share.main, SPAN.value)}
+    types |= {"side_desc": described(side, SPAN.value), "num_rows": "i32", "width": "i32", "num_pieces": "i32"}
+    types |= {"y_main": "*fp32:16" if has_parts else described(ROWS.value, share.main)}
+    types |= {"y_side": "*fp32:16" if has_parts else described(ROWS.value, side)}
     constexprs = {"CONSUMERS": consumers, "STAGES": one_round_stages(consumers, halves * share.columns)}
-    constexprs |= {"HALVES": halves, "MAIN": share.main, "SIDE": share.side}
-    constexprs |= dict(zip(("REGISTERS", "PRODUCER_REGISTERS"), registers(consumers), strict=True))
+    constexprs |= {"HALVES": halves, "MAIN": share.main, "SIDE": share.side, "PARTS": share.parts, "X_ROWS": x_rows}
+    wanted = registers_for(consumers, halves * share.columns)
+    constexprs |= {"REGISTERS": wanted.consumer, "PRODUCER_REGISTERS": wanted.producer}
     kernel = "headrace.kernels.dense.one_round_hopper:_one_round_kernel"
-    return Launch(kernel, types, constexprs, 4, 1, launch_registers(consumers))
+    return Launch(kernel, types, constexprs, 4, 1, wanted.launch)
 
 
 GROUPED_FORMS = [
