@@ -12,6 +12,7 @@ from headrace.config import (
     ConfigError,
     at_least,
     build,
+    can_be_a_file,
     checkpoint_folders,
     error_in,
     override,
@@ -302,7 +303,9 @@ def _is_copy(fault: str) -> bool:
 
 
 def _absolute(model: object, base: Path) -> object:
-    return str((base / model).resolve()) if isinstance(model, str) else model
+    """`model` as an absolute path, its links followed; the loader refuses anything but a text that can be one."""
+    can_be_one = isinstance(model, str) and can_be_a_file(base / model)
+    return str((base / model).resolve()) if can_be_one else model  # type: ignore[operator]
 
 
 def _resolved(tls: object, base: Path) -> object:

@@ -19,6 +19,10 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
+NAME_MAX, PATH_MAX = 255, 4096  # bytes, of Linux
+PATH_WANTED = f"a path without NUL, of fewer than {PATH_MAX:,} bytes and at most {NAME_MAX} between two slashes"
+
+
 class ConfigError(ValueError):
     """Settings that cannot work. Each argument is one fault: field, value and remedy."""
 
@@ -143,9 +147,18 @@ def _value(hint: Any, value: object, path: tuple[str, ...]) -> tuple[Any, list[s
     if _has_boolean(value) and bool not in (hint, *typing.get_args(hint)):
         return None, wrong  # pydantic would take true for 1
     try:
-        return TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False)).validate_python(value), []
+        found = TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False)).validate_python(value)
     except ValidationError:
         return None, wrong
+    if isinstance(found, Path) and not can_be_a_file(found):
+        return None, [f"{_dotted(path)} {value!r:.100}: must be {PATH_WANTED}"]
+    return found, []
+
+
+def can_be_a_file(path: Path) -> bool:
+    """False for what every call of the system refuses, and not as a file that is missing."""
+    raw = bytes(path)
+    return b"\0" not in raw and len(raw) < PATH_MAX and all(len(part) <= NAME_MAX for part in raw.split(b"/"))
 
 
 def _named_values(kind: Any, value: object, path: tuple[str, ...]) -> tuple[Any, list[str]]:
@@ -262,7 +275,8 @@ def not_empty(config: object, *names: str, remedy: str) -> Iterator[str]:
 def checkpoint_folders(config: object, *names: str) -> Iterator[str]:
     """Faults of folders without a model's config.json."""
     for name, value in _given(config, names):
-        if not (Path(value) / "config.json").is_file():
+        file = Path(value) / "config.json"
+        if not (can_be_a_file(file) and file.is_file()):
             yield f"{name} {value}: no config.json there; give a checkpoint's folder"
 
 

@@ -196,7 +196,7 @@ WRONG_TYPES: dict[Any, list[Any]] = {
     float: ["abc", "1x", "", math.nan, math.inf, -math.inf, "nan", "inf", True, False, [1], {}],
     tuple: ["a:1", 5, True, [5], {"a": "b"}],
     str: [5, 1.5, True, ["a"], {}],
-    Path: [5, True, ["a"], {}],
+    Path: [5, True, ["a"], {}, "a\0b", "a" * 256, "a/" * 3000],
     Literal: ["heap", 5, True, []],
     Mapping: [5, ["a"], {"a": "x"}, {"a": math.nan}, {"a": True}, "a"],
 }

@@ -181,6 +181,14 @@ def test_a_relative_model_is_taken_from_the_files_folder(tmp_path):
     assert cluster_from_options(file, Overrides()).prefill.node.model_path == MODEL
 
 
+@pytest.mark.parametrize("section", ["model", "api_keys_file", "chat_template"])
+@pytest.mark.parametrize("path", ["a\0b", "a" * 256, "a/" * 3000], ids=["NUL", "long name", "long path"])
+def test_a_path_that_no_file_can_have_is_a_fault(section, path):
+    data = {"model": path} if section == "model" else {"router": {section: path}}
+    with pytest.raises(ConfigError, match=r"must be a path without NUL, of fewer than 4,096 bytes"):
+        load(**data)
+
+
 @pytest.mark.parametrize("content", [None, "model: [", "just text"])
 def test_an_unreadable_file_is_an_error_that_names_it(tmp_path, content):
     file = tmp_path / "cluster.yaml"
