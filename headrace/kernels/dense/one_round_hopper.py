@@ -345,6 +345,8 @@ def fits_one_round(x: Tensor, weight: Tensor, form: Form) -> bool:
 def is_faster_in_one_round(x: Tensor, weight: Tensor, form: Form) -> bool:
     """True if it fits, and took less time than small_linear.py and the library's product (docs/gpu-notes.md, 46)."""
     rows, width = len(x), weight.shape[0] // halves_of(form)
+    if rows > MOST_ROWS:
+        return False  # prompts launch kernel by kernel: the host has no time for the rest
     if form == "parts":
         is_faster = rows <= MOST_ROWS_IN_PARTS and weight.numel() >= LEAST_IN_PARTS
     else:
