@@ -1,5 +1,7 @@
 """Dense products of few rows, those of decode steps: the weight is read once, at the memory's speed.
 
+In FP8, and wherever one_round_hopper.py does not take them.
+
     plain    y = x W^T
     gated    y = silu(x G^T) * (x U^T), where W is G above U
     parts    y[s] = x[:, part s] W[:, part s]^T in float32: their sum is the product
