@@ -96,6 +96,37 @@ def decodes(name: str, workloads: Sequence[Workload]) -> Iterator[Row]:
         yield row(name, work, run)
 
 
+MIXES = {
+    "63 x 500 and 1 x 30,000 tokens": [500] * 63 + [30_000],
+    "64 x 250 to 12,000 tokens": [400, 900, 1500, 3000, 6000, 700, 12_000, 250] * 8,
+}
+
+
+def mixed() -> Iterator[Row]:
+    """Decodes of contexts of unlike lengths."""
+    for model in SHAPES:
+        c = SHAPES[model].attention
+        for name, lens in MIXES.items():
+            counts = [-(-length // BLOCK) for length in lens]
+            ids = iter(torch.randperm(sum(counts)).tolist())
+            blocks = [[next(ids) for _ in range(count)] for count in counts]
+            contexts = PagedContexts.build(lens, blocks, BLOCK, torch.device("cuda"))
+            shape = (sum(counts), 4, 2, BLOCK, c.num_kv_heads, c.head_dim)  # of a model of four attention layers
+
+            def prepare(
+                c: AttentionConfig = c, contexts: PagedContexts = contexts, shape: tuple[int, ...] = shape
+            ) -> partial[Tensor]:
+                pool = torch.randn(shape, device="cuda", dtype=BF16)
+                q, gate = (torch.randn(64, c.num_heads, c.head_dim, device="cuda", dtype=BF16) for _ in range(2))
+                return partial(
+                    paged_decode_triton, q, pool[:, 1, 0], pool[:, 1, 1], c.scale, contexts,
+                    gate if c.has_output_gate else None,
+                )  # fmt: skip
+
+            num_bytes = 4.0 * c.head_dim * (64 * c.num_heads + sum(lens) * c.num_kv_heads)
+            yield measure("decode", f"{model}, {name}", prepare, num_bytes, 4.0 * sum(lens) * c.num_heads * c.head_dim)
+
+
 def prefills() -> Iterator[Row]:
     for work in PREFILLS:
         N, c, ids = work.num_sequences, work.config, work.block_ids()
@@ -109,6 +140,7 @@ def prefills() -> Iterator[Row]:
 KERNELS: dict[str, Callable[[], Iterator[Row]]] = {
     "prefill": prefills,
     "decode": partial(decodes, "decode", DECODES),
+    "mixed": mixed,
     "drafts": partial(decodes, "decode with 3 drafts", CHECKS),
 }
 main = kernel_command(KERNELS, "Attention kernels: paged prefill, and paged decode with and without drafts.")

@@ -3,19 +3,25 @@
     out_r = softmax(scale * q_r K^T) V [* sigmoid(gate_r)]        K, V: the first lens_R[r] tokens of row r's sequence,
                                                                   with `skip_first` without the first of all
 
+All contexts are laid end to end, once for each KV head, in steps of a few keys. Each of W programs takes an equal share
+of the steps, wherever contexts begin and end in it: one long context beside many short ones keeps all multiprocessors
+busy. What a program computes of one context is a piece; a second kernel merges the pieces of each row.
+
 Shapes    q and, if there is one, gate [R, H, D], any stride over rows; k_pool, v_pool [P, bs, Hkv, D], of
           the same strides; returns [R, H, D]
 Contract  D is at most 256; a context of no tokens (a padding row) gives zeros; with `skip_first` a
-          context has no token or at least two. Grid and split
-          count follow from R, N, Hkv and the table's width alone, never from the contexts: captured graphs replay
+          context has no token or at least two. The number of programs
+          follows from R, N, Hkv and the table's width alone, never from the contexts: captured graphs replay
           with other contexts. Contexts and table are read early: an overlapped kernel (headrace/kernels/lib/pdl.py)
           must not have written them just before
-Numerics  as in prefill.py; the splits are merged in float32
-Source    Dao et al. 2023, "Flash-Decoding": the context is cut among programs, a second kernel merges them. The
+Numerics  as in prefill.py; the pieces are merged in float32. Where a context is cut depends on the others
+Source    Dao et al. 2023, "Flash-Decoding": contexts are cut among programs, a second kernel merges them; Osama et al.
+          2023, "Stream-K", and Sanovar et al. 2024, "LeanAttention": equal shares of all steps. The
           query heads of one KV head, of each of the sequence's rows, are the rows of one product, padded to the 16 that
           `tl.dot` needs: a context is read once for all of them
 
-Legend    N sequences, R rows, T = R / N of each sequence, side by side, M blocks of the longest, S splits
+Legend    N sequences, R rows, T = R / N of each sequence, side by side, M blocks of the longest, W programs. A tile:
+          the rows of one sequence that are computed together, all T or a part (`tokens_at_once`)
 """
 
 import math
@@ -28,13 +34,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headrace.kernels.attention.decode_shares import longest_context, program_of, share_of, shares, steps_before
 from headrace.kernels.attention.head_dims import inside, inside_parts, load_heads, padded
 from headrace.kernels.attention.prefill import check_paged, padded_table
 from headrace.kernels.lib.dispatch import UPCAST_DOT
 from headrace.kernels.lib.dot import dot_block
 from headrace.kernels.lib.exponentials import LOG2_E
 from headrace.kernels.lib.pdl import OVERLAPPED, let_next_start, wait_for_previous
-from headrace.kernels.lib.sizes import MULTIPROCESSORS, cdiv, next_power_of_2
+from headrace.kernels.lib.sizes import MULTIPROCESSORS, cdiv
 from headrace.kernels.lib.upload import upload_lists
 
 
@@ -64,10 +71,10 @@ class PagedContexts:
 
 
 class DecodeTile(NamedTuple):
-    """A program's tile: `keys` keys at a time, at least `split_keys`, a multiple, where the context has as many."""
+    """A program's tile: `keys` keys a step, and at least `least_steps` steps where the contexts have as many."""
 
     keys: int
-    split_keys: int
+    least_steps: int
     num_warps: int
     num_stages: int
 
@@ -80,181 +87,191 @@ def tokens_at_once(rows_each: int, group: int) -> int:
     return cdiv(rows_each, cdiv(rows_each, max(1, MOST_ROWS // group)))
 
 
-def decode_tile(head_dim: int, dtype: torch.dtype, rows: int = 16, least_programs: int = MULTIPROCESSORS) -> DecodeTile:
-    """32 to 64 KiB of keys and values in flight a program, two programs or more a multiprocessor.
+def decode_tile(head_dim: int, dtype: torch.dtype, rows: int = 16) -> DecodeTile:
+    """64 to 96 KiB of keys and values in flight a program, a quarter of that for narrow heads.
 
-    rows              of the product. More than 16 of wide heads take a thread 150 to 250 registers with four warps
-    least_programs    if no context is split. While they leave multiprocessors idle, splits of two steps end sooner
+    rows    of the product. More than 16 of wide heads take a thread 150 to 250 registers with four warps
     """
     if dtype == torch.float32:
-        return DecodeTile(16, 128, 4, 1)
+        return DecodeTile(16, 8, 4, 1)
     keys, num_warps = 64 if head_dim <= 128 else 32, 4 if rows <= 16 or head_dim <= 64 else 8
-    return DecodeTile(keys, 128 if least_programs >= MULTIPROCESSORS else 2 * keys, num_warps, 3)
+    return DecodeTile(keys, 2, num_warps, 3 if head_dim <= 64 else 4)
 
 
-TARGET_PROGRAMS = 2048  # about 15 for each of 132 multiprocessors (H200): uneven contexts even out
-LEAST_SPLITS = 4  # in a large batch, one program a KV head would be too few for one long context
-MOST_SPLITS = 64
-FEW_SPLITS = tl.constexpr(8)  # of so few, as in large batches, a program merges several heads
-FEW_AT_ONCE, MANY_AT_ONCE = tl.constexpr(4), tl.constexpr(32)
-"""Splits that a program merges at once, of several heads and of one: more would take other programs' registers."""
+def num_programs(num_items: int, head_dim: int, table_tokens: int, tile: DecodeTile) -> int:
+    """Programs W, from shapes alone: as many as run at a time, or fewer for little work.
+
+    num_items    tiles times KV heads
+    """
+    at_a_time = MULTIPROCESSORS * (2 if head_dim > 64 else 4)
+    return min(at_a_time, num_items * min(MOST_PIECES, cdiv(table_tokens, tile.keys * tile.least_steps)))
 
 
-def num_splits(num_tiles: int, num_kv_heads: int, table_tokens: int, split_keys: int) -> int:
-    """Splits of each context: a power of two, from shapes alone."""
-    wanted = max(LEAST_SPLITS, cdiv(TARGET_PROGRAMS, num_tiles * num_kv_heads))
-    useful = cdiv(table_tokens, split_keys)
-    return next_power_of_2(max(1, min(wanted, useful, MOST_SPLITS)))
+MOST_PIECES = 64  # of an item, if all are equally long: merging more takes longer than computing them
+FEW_PIECES = tl.constexpr(4)
+"""Pieces of an item, on average, up to which a program merges several heads, so many pieces of each at once."""
+MANY_AT_ONCE = tl.constexpr(32)
+"""Pieces of one head that a program merges at once: more would take other programs' registers."""
 
 
-@triton.jit
-def _split_of(length, splits, least_steps, KEYS: tl.constexpr):
-    """Keys a split, a multiple of KEYS; the last splits may have none."""
-    return tl.maximum(tl.cdiv(tl.cdiv(length, KEYS), splits), least_steps) * KEYS
-
-
-@triton.jit
-def _longest(lens_ptr, sequence, first, T: tl.constexpr, TOKENS: tl.constexpr):
-    """The longest context of TOKENS rows of a sequence, or of as many as there are from `first` on."""
-    lens_ptr += sequence * T + first
-    length = tl.load(lens_ptr)
-    for i in tl.static_range(1, TOKENS):
-        length = tl.maximum(length, tl.load(lens_ptr + i, mask=first + i < T, other=0))
-    return length
-
-
-@triton.jit(  # one compiled kernel for tables of any width and address
-    do_not_specialize=["stride_table", "least_steps"], do_not_specialize_on_alignment=["lens_ptr", "table_ptr"]
+@triton.jit(  # one compiled kernel for any number of contexts, and tables of any width and address
+    do_not_specialize=["stride_table", "num_tiles", "least_steps"],
+    do_not_specialize_on_alignment=["lens_ptr", "table_ptr"],
 )
 def _decode_kernel(
     q_ptr, k_ptr, v_ptr, part_ptr, log_sum_ptr, lens_ptr, table_ptr,
-    stride_q, stride_block, stride_token, stride_table, least_steps, scale_log2,
+    stride_q, stride_block, stride_token, stride_table, num_tiles, least_steps, scale_log2,
     H: tl.constexpr, GROUP: tl.constexpr, T: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
     D: tl.constexpr, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr, SKIP_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """One split of one sequence's context for the GROUP query heads of one KV head, of TOKENS of its T rows. part
-    [R, H, S, D] and log_sum [R, H, S], base 2, are float32; splits without keys write nothing, and what a row without
-    keys writes is not read."""
-    let_next_start()
-    kv_head, split, splits = tl.program_id(1), tl.program_id(2), tl.num_programs(2)
-    sequence = tl.program_id(0) // tl.cdiv(T, TOKENS)
-    first_token = tl.program_id(0) % tl.cdiv(T, TOKENS) * TOKENS
-    length = _longest(lens_ptr, sequence, first_token, T, TOKENS)
-    split_keys = _split_of(length, splits, least_steps, KEYS)
-    first_key = split * split_keys
-    last_key = tl.minimum(first_key + split_keys, length)
-    row = tl.arange(0, ROWS)
-    token, head = first_token + row // GROUP, kv_head * GROUP + row % GROUP
-    is_row = (row < TOKENS * GROUP) & (token < T)
-    row_in_q = sequence.to(tl.int64) * T + token
-    limit = length
-    if T > 1:
-        limit = tl.load(lens_ptr + row_in_q, mask=is_row, other=0)
-    table_ptr += sequence.to(tl.int64) * stride_table
-    key = first_key + tl.arange(0, KEYS)
-    block = tl.load(table_ptr + key // BLOCK_SIZE, mask=key < last_key, other=0)
-    wait_for_previous()
-    if first_key >= length:
-        return
-
-    d = tl.arange(0, padded(D))
-    q_place = row_in_q[:, None] * stride_q + (head * D)[:, None] + d[None, :]
-    q = tl.load(q_ptr + q_place, mask=inside(is_row, d, D), other=0.0)
-    if UPCAST_DOT:
-        q = q.to(tl.float32)
-    acc = tl.zeros([ROWS, padded(D)], tl.float32)
-    row_max = tl.full([ROWS], -1e30, tl.float32)  # finite: a row may see no keys of the split
-    row_sum = tl.zeros([ROWS], tl.float32)
-    k_ptr += kv_head * D
-    v_ptr += kv_head * D
-    for _ in range(first_key, last_key, KEYS):
-        is_key = key < last_key
-        if SKIP_FIRST:
-            is_key &= key > 0
-        place = block.to(tl.int64) * stride_block + (key % BLOCK_SIZE) * stride_token
-        k = tl.load(k_ptr + place[:, None] + d[None, :], mask=inside(is_key, d, D), other=0.0)
-        v = tl.load(v_ptr + place[:, None] + d[None, :], mask=inside(is_key, d, D), other=0.0)
-        if UPCAST_DOT:
-            k = k.to(tl.float32)
-        score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
-        sees = is_key[None, :]
-        if T > 1:
-            sees &= key[None, :] < limit[:, None]
-        score = tl.where(sees, score, float("-inf"))
-        new_max = tl.maximum(row_max, tl.max(score, 1))
-        weight = tl.exp2(score - new_max[:, None])
-        shrink = tl.exp2(row_max - new_max)
-        row_sum = row_sum * shrink + tl.sum(weight, 1)
-        row_max = new_max
-        weight = weight.to(v.dtype)
-        if UPCAST_DOT:
-            weight, v = weight.to(tl.float32), v.to(tl.float32)
-        acc = tl.dot(weight, v, acc * shrink[:, None], input_precision="ieee")
-        # Loaded one step ahead, so that prefetching keys waits for no other load.
-        key += KEYS
-        block = tl.load(table_ptr + key // BLOCK_SIZE, mask=key < last_key, other=0)
-    out = (row_in_q * H + head) * splits + split
-    total = tl.where(row_sum > 0, row_sum, 1.0)
-    tl.store(part_ptr + out[:, None] * D + d[None, :], acc / total[:, None], mask=inside(is_row, d, D))
-    tl.store(log_sum_ptr + out, row_max + tl.log2(total), mask=is_row)
-
-
-@triton.jit(do_not_specialize=["splits", "least_steps"], do_not_specialize_on_alignment=["lens_ptr"])
-def _merge_kernel(
-    part_ptr, log_sum_ptr, gate_ptr, out_ptr, lens_ptr, splits, least_steps, stride_gate,
-    H: tl.constexpr, T: tl.constexpr, TOKENS: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr, HEADS: tl.constexpr,
-):  # fmt: skip
-    """out[row] = sum over splits of 2^log_sum * part / sum of 2^log_sum, for the splits that have keys; [* gate].
-
-    A program merges HEADS heads of one row; of contexts in more than FEW_SPLITS splits, one head.
+    """A program's share of all steps. Of item i, the GROUP query heads of one KV head of a tile's TOKENS rows, program
+    w writes piece i + w: part [items + W, TOKENS * GROUP, D] and log_sum [items + W, TOKENS * GROUP], base 2, float32.
     """
     let_next_start()
-    heads = tl.where(splits <= FEW_SPLITS, HEADS, 1)
-    row, first_head = (tl.program_id(0) // (H // heads)).to(tl.int64), tl.program_id(0) % (H // heads) * heads
-    length = tl.load(lens_ptr + row)
-    longest = length
-    if T > 1:
-        longest = _longest(lens_ptr, row // T, row % T // TOKENS * TOKENS, T, TOKENS)
-    used = tl.cdiv(length, _split_of(longest, splits, least_steps, KEYS))
-    wait_for_previous()
-    # Both ways in one kernel: the splits follow from a step's rows, and with two kernels a request might wait for
-    # the second one's compiler.
-    if splits <= FEW_SPLITS:
-        _merge_heads(part_ptr, log_sum_ptr, gate_ptr, out_ptr, row, first_head, splits, used, stride_gate,
-                     H, D, HEADS, FEW_AT_ONCE)  # fmt: skip
+    HKV: tl.constexpr = H // GROUP
+    program = tl.program_id(0)
+    position, share_end, tile, tile_begin, tile_end = share_of(
+        lens_ptr, program, tl.num_programs(0), least_steps, num_tiles, HKV, T, TOKENS, KEYS
+    )
+    steps = (tile_end - tile_begin) // HKV  # of each KV head
+    kv_head = (position - tile_begin) // tl.maximum(steps, 1)
+    step = (position - tile_begin) % tl.maximum(steps, 1)
+    row, d = tl.arange(0, ROWS), tl.arange(0, padded(D))
+    while position < share_end:
+        sequence, first_token = tile // tl.cdiv(T, TOKENS), tile % tl.cdiv(T, TOKENS) * TOKENS
+        token, head = first_token + row // GROUP, kv_head * GROUP + row % GROUP
+        is_row = (row < TOKENS * GROUP) & (token < T)
+        row_in_q = sequence.to(tl.int64) * T + token
+        length = longest_context(lens_ptr, tile, num_tiles, T, TOKENS)
+        limit = length
+        if T > 1:
+            limit = tl.load(lens_ptr + row_in_q, mask=is_row, other=0)
+        num_here = tl.minimum(steps - step, share_end - position)
+        first_key = step * KEYS
+        last_key = tl.minimum(first_key + num_here * KEYS, length)
+        key = first_key + tl.arange(0, KEYS)
+        blocks_ptr = table_ptr + sequence.to(tl.int64) * stride_table
+        block = tl.load(blocks_ptr + key // BLOCK_SIZE, mask=key < last_key, other=0)
+        wait_for_previous()  # does nothing the next time
+        q_place = row_in_q[:, None] * stride_q + (head * D)[:, None] + d[None, :]
+        q = tl.load(q_ptr + q_place, mask=inside(is_row, d, D), other=0.0)
+        if UPCAST_DOT:
+            q = q.to(tl.float32)
+        acc = tl.zeros([ROWS, padded(D)], tl.float32)
+        row_max = tl.full([ROWS], -1e30, tl.float32)  # finite: a row may see no keys of the piece
+        row_sum = tl.zeros([ROWS], tl.float32)
+        for _ in range(first_key, last_key, KEYS):
+            is_key = key < last_key
+            if SKIP_FIRST:
+                is_key &= key > 0
+            place = block.to(tl.int64) * stride_block + (key % BLOCK_SIZE) * stride_token + kv_head * D
+            k = tl.load(k_ptr + place[:, None] + d[None, :], mask=inside(is_key, d, D), other=0.0)
+            v = tl.load(v_ptr + place[:, None] + d[None, :], mask=inside(is_key, d, D), other=0.0)
+            if UPCAST_DOT:
+                k = k.to(tl.float32)
+            score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+            sees = is_key[None, :]
+            if T > 1:
+                sees &= key[None, :] < limit[:, None]
+            score = tl.where(sees, score, float("-inf"))
+            new_max = tl.maximum(row_max, tl.max(score, 1))
+            weight = tl.exp2(score - new_max[:, None])
+            shrink = tl.exp2(row_max - new_max)
+            row_sum = row_sum * shrink + tl.sum(weight, 1)
+            row_max = new_max
+            weight = weight.to(v.dtype)
+            if UPCAST_DOT:
+                weight, v = weight.to(tl.float32), v.to(tl.float32)
+            acc = tl.dot(weight, v, acc * shrink[:, None], input_precision="ieee")
+            # Loaded one step ahead, so that prefetching keys waits for no other load.
+            key += KEYS
+            block = tl.load(blocks_ptr + key // BLOCK_SIZE, mask=key < last_key, other=0)
+        piece_row = (tile * HKV + kv_head + program).to(tl.int64) * (TOKENS * GROUP) + row
+        is_kept = row < TOKENS * GROUP
+        denominator = tl.where(row_sum > 0, row_sum, 1.0)
+        tl.store(part_ptr + piece_row[:, None] * D + d[None, :], acc / denominator[:, None], mask=inside(is_kept, d, D))
+        tl.store(log_sum_ptr + piece_row, row_max + tl.log2(denominator), mask=is_kept)
+
+        position += num_here
+        step = 0
+        kv_head += 1
+        if kv_head == HKV:
+            kv_head = 0
+            tile += 1
+            steps = tl.cdiv(longest_context(lens_ptr, tile, num_tiles, T, TOKENS), KEYS)
+            while (steps == 0) & (position < share_end):  # padding
+                tile += 1
+                steps = tl.cdiv(longest_context(lens_ptr, tile, num_tiles, T, TOKENS), KEYS)
+    wait_for_previous()  # of programs without a step, too
+
+
+@triton.jit(do_not_specialize=["num_tiles", "num_programs", "least_steps"], do_not_specialize_on_alignment=["lens_ptr"])
+def _merge_kernel(
+    part_ptr, log_sum_ptr, gate_ptr, out_ptr, lens_ptr, num_tiles, num_programs, least_steps, stride_gate,
+    H: tl.constexpr, GROUP: tl.constexpr, T: tl.constexpr, TOKENS: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr,
+    HEADS: tl.constexpr,
+):  # fmt: skip
+    """out[row] = sum over pieces of 2^log_sum * part / sum of 2^log_sum [* sigmoid(gate)]; zeros without a context.
+
+    A program merges HEADS heads of one row; where items have more than FEW_PIECES pieces on average, one head.
+    """
+    let_next_start()
+    HKV: tl.constexpr = H // GROUP
+    is_few = num_programs <= FEW_PIECES * num_tiles * HKV
+    heads = tl.where(is_few, HEADS, 1)
+    row, first_head = tl.program_id(0) // (H // heads), tl.program_id(0) % (H // heads) * heads
+    tile = row // T * tl.cdiv(T, TOKENS) + row % T // TOKENS
+    tile_begin, total = steps_before(lens_ptr, tile, num_tiles, HKV, T, TOKENS, KEYS)
+    share, num_larger = shares(total, num_programs, least_steps)
+    steps = tl.cdiv(longest_context(lens_ptr, tile, num_tiles, T, TOKENS), KEYS)
+    steps = tl.where(tl.load(lens_ptr + row) > 0, steps, 0)
+    # Both ways in one kernel: which it is follows from a step's rows, and with two kernels a request might wait for the
+    # second one's compiler.
+    if is_few:
+        _merge_heads(part_ptr, log_sum_ptr, gate_ptr, out_ptr, row, first_head, tile, tile_begin, steps, share,
+                     num_larger, stride_gate, H, GROUP, T, TOKENS, D, HEADS, FEW_PIECES)  # fmt: skip
     else:
-        _merge_heads(part_ptr, log_sum_ptr, gate_ptr, out_ptr, row, first_head, splits, used, stride_gate,
-                     H, D, 1, MANY_AT_ONCE)  # fmt: skip
+        _merge_heads(part_ptr, log_sum_ptr, gate_ptr, out_ptr, row, first_head, tile, tile_begin, steps, share,
+                     num_larger, stride_gate, H, GROUP, T, TOKENS, D, 1, MANY_AT_ONCE)  # fmt: skip
 
 
 @triton.jit
 def _merge_heads(
-    part_ptr, log_sum_ptr, gate_ptr, out_ptr, row, first_head, splits, used, stride_gate,
-    H: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr, AT_ONCE: tl.constexpr,
+    part_ptr, log_sum_ptr, gate_ptr, out_ptr, row, first_head, tile, tile_begin, steps, share, num_larger,
+    stride_gate,
+    H: tl.constexpr, GROUP: tl.constexpr, T: tl.constexpr, TOKENS: tl.constexpr, D: tl.constexpr,
+    HEADS: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Writes HEADS heads of a row: merged from their first `used` splits, AT_ONCE at a time, and gated; zeros if there
-    are none."""
+    """Writes HEADS heads of a row: merged from their pieces, AT_ONCE at a time, and gated; zeros if there are none."""
     head, d = first_head + tl.arange(0, HEADS), tl.arange(0, padded(D))
-    row_head = row * H + head
+    begin = tile_begin + head // GROUP * steps
+    first_program = program_of(begin, share, num_larger)
+    last_program = program_of(begin + steps - 1, share, num_larger)
+    num_pieces = tl.where(steps > 0, last_program + 1 - first_program, 0)
+    first_piece = tile * (H // GROUP) + head // GROUP + first_program
+    row_in_piece = row % T % TOKENS * GROUP + head % GROUP
+    wait_for_previous()
     acc = tl.zeros([HEADS, padded(D)], tl.float32)
     total, best = tl.zeros([HEADS], tl.float32), tl.full([HEADS], -1e30, tl.float32)
-    for first in range(0, used, AT_ONCE):
-        split = first + tl.arange(0, AT_ONCE)
-        place = (row_head * splits)[:, None] + split[None, :]
-        is_used = (split < used)[None, :]
-        log_sum = tl.load(log_sum_ptr + place, mask=is_used, other=float("-inf"))
+    for first in range(0, tl.max(num_pieces), AT_ONCE):
+        number = first + tl.arange(0, AT_ONCE)
+        piece = (first_piece[:, None] + number[None, :]).to(tl.int64)
+        place = piece * (TOKENS * GROUP) + row_in_piece[:, None]
+        is_there = number[None, :] < num_pieces[:, None]
+        log_sum = tl.load(log_sum_ptr + place, mask=is_there, other=float("-inf"))
         part_place = place[:, :, None] * D + d[None, None, :]
-        part = tl.load(part_ptr + part_place, mask=inside_parts(is_used, d, D), other=0.0)
+        part = tl.load(part_ptr + part_place, mask=inside_parts(is_there, d, D), other=0.0)
         new_best = tl.maximum(best, tl.max(log_sum, 1))
         weight, shrink = tl.exp2(log_sum - new_best[:, None]), tl.exp2(best - new_best)
         acc = acc * shrink[:, None] + tl.sum(part * weight[:, :, None], 1)
         total = total * shrink + tl.sum(weight, 1)
         best = new_best
     out = acc / tl.where(total > 0, total, 1.0)[:, None]
+    row = row.to(tl.int64)
     if gate_ptr is not None:
         gate = load_heads(gate_ptr + row * stride_gate + head[:, None] * D + d[None, :], d, D)
         out *= tl.sigmoid(gate.to(tl.float32))
-    out_place = row_head[:, None] * D + d[None, :]
+    out_place = (row * H + head)[:, None] * D + d[None, :]
     tl.store(out_ptr + out_place, out.to(out_ptr.dtype.element_ty), mask=inside(head < H, d, D))
 
 
@@ -266,7 +283,7 @@ def paged_decode_triton(
     contexts: PagedContexts,
     gate: Tensor | None = None,
     tile: DecodeTile | None = None,
-    splits: int | None = None,
+    programs: int | None = None,
     skip_first: bool = False,
 ) -> Tensor:
     R, H, D = q.shape
@@ -283,22 +300,21 @@ def paged_decode_triton(
     group, T = H // num_kv, contexts.rows_each
     tokens = tokens_at_once(T, group)
     rows, num_tiles = dot_block(tokens * group), R // T * cdiv(T, tokens)
-    tile = tile or decode_tile(D, q.dtype, rows, num_tiles * num_kv)
-    S = splits or num_splits(num_tiles, num_kv, contexts.table_NM.shape[1] * block_size, tile.split_keys)
-    least_steps = tile.split_keys // tile.keys
-    part = torch.empty((R, H, S, D), dtype=torch.float32, device=q.device)
-    log_sum = torch.empty((R, H, S), dtype=torch.float32, device=q.device)
-    _decode_kernel[(num_tiles, num_kv, S)](
+    tile, num_items = tile or decode_tile(D, q.dtype, rows), num_tiles * num_kv
+    W = programs or num_programs(num_items, D, contexts.table_NM.shape[1] * block_size, tile)
+    part = torch.empty((num_items + W, tokens * group, D), dtype=torch.float32, device=q.device)
+    log_sum = torch.empty((num_items + W, tokens * group), dtype=torch.float32, device=q.device)
+    _decode_kernel[(W,)](
         q, k_pool, v_pool, part, log_sum, contexts.lens_R, contexts.table_NM,
-        q.stride(0), k_pool.stride(0), k_pool.stride(1), contexts.table_NM.stride(0), least_steps,
+        q.stride(0), k_pool.stride(0), k_pool.stride(1), contexts.table_NM.stride(0), num_tiles, tile.least_steps,
         scale * LOG2_E.value,
         H=H, GROUP=group, T=T, TOKENS=tokens, ROWS=rows, D=D, BLOCK_SIZE=block_size,
         KEYS=tile.keys, SKIP_FIRST=skip_first,
         num_warps=tile.num_warps, num_stages=tile.num_stages, **OVERLAPPED,
     )  # fmt: skip
-    heads, few = math.gcd(H, 4), FEW_SPLITS.value
-    _merge_kernel[(R * H // (heads if few >= S else 1),)](
-        part, log_sum, gate, out, contexts.lens_R, S, least_steps, stride_gate,
-        H=H, T=T, TOKENS=tokens, D=D, KEYS=tile.keys, HEADS=heads, num_warps=4, **OVERLAPPED,
+    heads, few_in_all = math.gcd(H, 4), FEW_PIECES.value * num_items
+    _merge_kernel[(R * H // (heads if few_in_all >= W else 1),)](
+        part, log_sum, gate, out, contexts.lens_R, num_tiles, W, tile.least_steps, stride_gate,
+        H=H, GROUP=group, T=T, TOKENS=tokens, D=D, KEYS=tile.keys, HEADS=heads, num_warps=4, **OVERLAPPED,
     )  # fmt: skip
     return out

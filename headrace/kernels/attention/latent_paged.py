@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.attention.decode import PagedContexts, _longest, _split_of
+from headrace.kernels.attention.decode import PagedContexts
 from headrace.kernels.attention.prefill import PagedChunks
 from headrace.kernels.lib.dot import dot, dot_block
 from headrace.kernels.lib.exponentials import LOG2_E
@@ -49,6 +49,22 @@ def latent_tile(dtype: torch.dtype) -> LatentTile:
     if dtype == torch.float32:  # full-precision products run outside the tensor cores: small tiles, for tests
         return LatentTile(32, 16, 64, 8, 1)
     return LatentTile(64, 32, 256, 8, 3)
+
+
+@triton.jit
+def keys_of_split(length, splits, KEYS: tl.constexpr, LEAST: tl.constexpr):
+    """Keys a split, a multiple of KEYS and at least LEAST, another one; the last splits may have none."""
+    return tl.maximum(tl.cdiv(tl.cdiv(length, KEYS), splits) * KEYS, LEAST)
+
+
+@triton.jit
+def _longest(lens_ptr, sequence, first, T: tl.constexpr, TOKENS: tl.constexpr):
+    """The longest context of TOKENS rows of a sequence, or of as many as there are from `first` on."""
+    lens_ptr += sequence * T + first
+    length = tl.load(lens_ptr)
+    for i in tl.static_range(1, TOKENS):
+        length = tl.maximum(length, tl.load(lens_ptr + i, mask=first + i < T, other=0))
+    return length
 
 
 @triton.jit(  # one compiled kernel for any number of sequences, and any width and address of the tables
@@ -94,7 +110,7 @@ def _latent_kernel(
         limit = start + token + 1
     wait_for_previous()
     is_row = (token < length) & (head < H)
-    split_keys = _split_of(end, splits, KEYS, SPLIT_KEYS)
+    split_keys = keys_of_split(end, splits, KEYS, SPLIT_KEYS)
     first_key = split * split_keys
     last_key = tl.minimum(first_key + split_keys, end)
 

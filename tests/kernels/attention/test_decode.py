@@ -6,13 +6,14 @@ import torch
 from headrace.kernels.attention.decode import (
     DecodeTile,
     PagedContexts,
-    decode_tile,
-    num_splits,
+    num_programs,
     paged_decode_triton,
     tokens_at_once,
 )
 from tests.kernels.attention.paged import BLOCK, BOUND, DEVICE, Paged, needs_gpu
 from tests.kernels.naive import NAN, naive_attention
+
+STEP = DecodeTile(keys=16, least_steps=1, num_warps=4, num_stages=1)
 
 
 def check_decode(
@@ -21,7 +22,7 @@ def check_decode(
     KV: int,
     D: int,
     dtype: torch.dtype,
-    splits: int | None,
+    programs: int | None,
     has_gate: bool = False,
     tile: DecodeTile | None = None,
 ) -> None:
@@ -33,7 +34,7 @@ def check_decode(
     wide[:, :-5] = contexts.table_NM  # a captured graph's table is wider than any context
     contexts = PagedContexts(contexts.lens_R, wide)
     gate = paged.queries(len(lens)) if has_gate else None
-    out = paged_decode_triton(q, paged.k_pool, paged.v_pool, D**-0.5, contexts, gate, tile, splits)
+    out = paged_decode_triton(q, paged.k_pool, paged.v_pool, D**-0.5, contexts, gate, tile, programs)
     if gate is not None:  # open again, to compare; what a closed gate holds back is not far from rounding
         out = (out.double() / gate.double().sigmoid()).to(dtype)
     for i, length in enumerate(lens):
@@ -44,33 +45,46 @@ def check_decode(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize("programs", [1, 4])
 @pytest.mark.parametrize("lens", [[1], [129], [5, 300, 0, 64]], ids=str)
-def test_decode_sees_exactly_its_own_context(lens: list[int], splits: int, dtype: torch.dtype):
-    check_decode(lens, 6, 2, 16, dtype, splits)
+def test_decode_sees_exactly_its_own_context(lens: list[int], programs: int, dtype: torch.dtype):
+    check_decode(lens, 6, 2, 16, dtype, programs)
 
 
-def test_decode_merges_more_splits_than_at_once():
-    tile = DecodeTile(keys=16, split_keys=16, num_warps=4, num_stages=1)
-    check_decode([16 * 40], 1, 1, 16, torch.float32, 64, tile=tile)
+def test_decode_merges_more_pieces_than_at_once():
+    check_decode([16 * 40], 1, 1, 16, torch.float32, 64, tile=STEP)
+    check_decode([16 * 40, 1, 1, 1], 4, 4, 16, torch.float32, 64, tile=STEP)  # where items have few on average
 
 
-@pytest.mark.parametrize(("splits", "D"), [(1, 16), (4, 16), (1, 48), (4, 10)])
-def test_decode_closes_its_output_gate_of_heads_of_any_size(splits: int, D: int):
-    check_decode([5, 300, 0, 64], 6, 2, D, torch.float32, splits, has_gate=True)
+@pytest.mark.parametrize("programs", [1, 3, 7, 64, 1000])
+def test_shares_begin_and_end_anywhere(programs: int):
+    """In the middle of a context, between two KV heads of one, between contexts, behind padding."""
+    check_decode([0, 33, 0, 0, 1, 64, 16, 0, 130, 15, 0], 6, 3, 16, torch.float32, programs, tile=STEP)
+
+
+@pytest.mark.parametrize("long_at", [0, 255, 256, 299])
+def test_contexts_of_more_sequences_than_are_added_up_at_once(long_at: int):
+    lens = [number % 3 for number in range(300)]
+    lens[long_at] = 200
+    check_decode(lens, 2, 2, 16, torch.float32, 8, tile=STEP)
+
+
+@pytest.mark.parametrize(("programs", "D"), [(1, 16), (4, 16), (1, 48), (4, 10)])
+def test_decode_closes_its_output_gate_of_heads_of_any_size(programs: int, D: int):
+    check_decode([5, 300, 0, 64], 6, 2, D, torch.float32, programs, has_gate=True)
 
 
 @pytest.mark.parametrize(("H", "D"), [(6, 16), (8, 16), (8, 10), (5, 48)])
-@pytest.mark.parametrize("splits", [4, 8, 16])
+@pytest.mark.parametrize("programs", [4, 16, 40])
 @pytest.mark.parametrize("T", [1, 4])
-def test_heads_of_any_number_are_merged_from_few_and_many_splits(T: int, splits: int, H: int, D: int):
+def test_heads_of_any_number_are_merged_from_few_and_many_pieces(T: int, programs: int, H: int, D: int):
     """With a gate."""
     rows = [drafts(126, T, T), drafts(2000, 1, T), drafts(2047, T, T), drafts(0, 0, T), drafts(14, T, T)]
-    check_rows(rows, H, 1, D, splits=splits, has_gate=True)
+    check_rows(rows, H, 1, D, programs=programs, has_gate=True)
 
 
-@pytest.mark.parametrize("splits", [1, 4])
-def test_decode_skips_the_first_token(splits: int):
+@pytest.mark.parametrize("programs", [1, 4])
+def test_decode_skips_the_first_token(programs: int):
     lens = [5, 300, 0, 2, 17]
     paged = Paged(lens, 6, 2, 16)
     for length, blocks in zip(lens, paged.blocks, strict=True):
@@ -78,7 +92,7 @@ def test_decode_skips_the_first_token(splits: int):
             paged.k_pool[blocks[0], 0] = paged.v_pool[blocks[0], 0] = NAN
     paged.k, paged.v = ([own[1:] for own in owned] for owned in (paged.k, paged.v))
     q, contexts = paged.queries(len(lens)), PagedContexts.build(lens, paged.blocks, BLOCK, DEVICE)
-    out = paged_decode_triton(q, paged.k_pool, paged.v_pool, 0.25, contexts, splits=splits, skip_first=True)
+    out = paged_decode_triton(q, paged.k_pool, paged.v_pool, 0.25, contexts, programs=programs, skip_first=True)
     for i, length in enumerate(lens):
         if length:
             paged.check(out[i : i + 1], q[i : i + 1], i, 0.25)
@@ -92,7 +106,7 @@ def check_rows(
     KV: int,
     D: int,
     dtype: torch.dtype = torch.float32,
-    splits: int | None = None,
+    programs: int | None = None,
     skip_first: bool = False,
     has_gate: bool = False,
 ) -> None:
@@ -107,7 +121,7 @@ def check_rows(
     q = paged.queries(len(flat))
     gate = paged.queries(len(flat)) if has_gate else None
     out = paged_decode_triton(
-        q, paged.k_pool, paged.v_pool, D**-0.5, contexts, gate, splits=splits, skip_first=skip_first
+        q, paged.k_pool, paged.v_pool, D**-0.5, contexts, gate, programs=programs, skip_first=skip_first
     )
     if gate is not None:
         out = (out.double() / gate.double().sigmoid()).to(dtype)
@@ -126,31 +140,31 @@ def drafts(start: int, num_tokens: int, T: int) -> list[int]:
     return [start + 1 + i for i in range(num_tokens)] + [0] * (T - num_tokens)
 
 
-@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize("programs", [1, 4])
 @pytest.mark.parametrize("T", [2, 3, 4, 8])
-def test_each_row_of_a_sequence_sees_the_tokens_up_to_its_own(T: int, splits: int):
-    """Rows end in different blocks, splits and tiles of keys; one sequence has no drafts, one is padding."""
+def test_each_row_of_a_sequence_sees_the_tokens_up_to_its_own(T: int, programs: int):
+    """Rows end in different blocks, pieces and steps of keys; one sequence has no drafts, one is padding."""
     full = [drafts(start, T, T) for start in (0, 15, 126, 127, 255, 300)]
-    check_rows([*full, drafts(200, 1, T), drafts(0, 0, T)], 6, 2, 16, splits=splits)
+    check_rows([*full, drafts(200, 1, T), drafts(0, 0, T)], 6, 2, 16, programs=programs)
 
 
 @pytest.mark.parametrize(("H", "KV", "D"), [(4, 1, 48), (3, 3, 10), (16, 2, 16)])
 def test_rows_of_heads_of_any_size_and_number(H: int, KV: int, D: int):
-    check_rows([drafts(126, 4, 4), drafts(14, 2, 4), drafts(0, 0, 4)], H, KV, D, splits=4, has_gate=True)
+    check_rows([drafts(126, 4, 4), drafts(14, 2, 4), drafts(0, 0, 4)], H, KV, D, programs=4, has_gate=True)
 
 
 def test_rows_in_bfloat16():
-    check_rows([drafts(126, 4, 4), drafts(14, 2, 4)], 4, 1, 16, torch.bfloat16, splits=4)
+    check_rows([drafts(126, 4, 4), drafts(14, 2, 4)], 4, 1, 16, torch.bfloat16, programs=4)
 
 
 def test_rows_skip_the_first_token():
-    check_rows([drafts(1, 4, 4), drafts(126, 3, 4)], 4, 1, 16, splits=4, skip_first=True)
+    check_rows([drafts(1, 4, 4), drafts(126, 3, 4)], 4, 1, 16, programs=4, skip_first=True)
 
 
 def test_more_rows_than_a_program_takes_are_cut_into_parts_of_about_one_size():
     assert [tokens_at_once(rows, 4) for rows in (1, 4, 16, 17, 20)] == [1, 4, 16, 9, 10]
     assert tokens_at_once(5, 100) == 1
-    check_rows([drafts(120, 17, 17), drafts(3, 12, 17), drafts(40, 1, 17)], 4, 1, 16, splits=4)
+    check_rows([drafts(120, 17, 17), drafts(3, 12, 17), drafts(40, 1, 17)], 4, 1, 16, programs=4)
 
 
 def test_rows_that_no_sequences_share_evenly_are_refused():
@@ -185,17 +199,14 @@ def test_an_empty_decode_is_none():
     assert len(paged_decode_triton(paged.queries(0), paged.k_pool, paged.v_pool, 1.0, contexts)) == 0
 
 
-def test_splits_follow_from_shapes():
-    assert num_splits(1, 8, 131072, 128) == 64
-    assert num_splits(64, 8, 8192, 128) == 4
-    assert num_splits(256, 8, 131072, 128) == 4
-    assert num_splits(256, 8, 128, 128) == 1
-    assert num_splits(1, 8, 256, 128) == 2
-
-
-def test_splits_of_wide_heads_are_short_while_multiprocessors_idle():
-    assert [decode_tile(256, torch.bfloat16, 16, programs).split_keys for programs in (4, 131, 132)] == [64, 64, 128]
-    assert decode_tile(64, torch.bfloat16, 16, 4).split_keys == 128  # two steps of 64
+def test_the_number_of_programs_follows_from_shapes():
+    tile = DecodeTile(keys=64, least_steps=2, num_warps=4, num_stages=3)
+    assert num_programs(64 * 8, 64, 8192, tile) == 528
+    assert num_programs(64 * 8, 128, 8192, tile) == 264
+    assert num_programs(8, 128, 131072, tile) == 264
+    assert num_programs(2, 128, 131072, tile) == 128
+    assert num_programs(8, 128, 256, tile) == 16
+    assert num_programs(2, 64, 1, tile) == 2
 
 
 @needs_gpu

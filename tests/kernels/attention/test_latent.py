@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from headrace.kernels.attention import latent
@@ -13,7 +15,7 @@ from headrace.kernels.attention.latent import (
     store_latents_torch,
     store_latents_triton,
 )
-from headrace.kernels.attention.latent_paged import attend_latents_triton, latent_tile
+from headrace.kernels.attention.latent_paged import attend_latents_triton, keys_of_split, latent_tile
 from headrace.kernels.attention.paged_attention import DenseChunks, DenseContexts, PagedDecode, PagedPrefill
 from headrace.kernels.attention.prefill import PagedChunks
 from tests.kernels.attention.paged import BLOCK, BOUND, DEVICE, needs_gpu
@@ -43,7 +45,7 @@ class Latents:
 
     def queries(self, rows: int) -> Tensor:
         """A slice of a projection, as the engine passes it."""
-        return self.random(rows, self.H * (24 + self.S) + 5)[:, :-5].unflatten(1, (self.H, -1))
+        return self.random(rows, self.H * (24 + self.S) + 8)[:, :-8].unflatten(1, (self.H, -1))
 
     def expected(self, q: Tensor, sequence: int) -> Tensor:
         latents = self.latents[sequence].double()
@@ -151,6 +153,20 @@ def check_prompts(spans: list[tuple[int, int]], H: int, R: int, S: int, dtype: t
     chunks = PagedChunks.build(lengths, [start for start, _ in spans], latents.blocks, BLOCK, DEVICE)
     attended = attend_latents_triton(latents.heads.absorbed(q), latents.pool, R, SCALE, chunks, splits)
     latents.check(latents.heads.values(attended), q, lengths)
+
+
+@triton.jit
+def _split_kernel(out_ptr, length, splits, KEYS: tl.constexpr, LEAST: tl.constexpr):
+    tl.store(out_ptr, keys_of_split(length, splits, KEYS, LEAST))
+
+
+@pytest.mark.parametrize(
+    ("length", "splits", "keys"), [(8192, 64, 256), (8192, 16, 512), (8193, 16, 544), (100, 4, 256), (131072, 64, 2048)]
+)
+def test_splits_are_short_while_contexts_are(length: int, splits: int, keys: int):
+    out = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    _split_kernel[(1,)](out, length, splits, KEYS=32, LEAST=256)
+    assert out.item() == keys
 
 
 @needs_gpu

@@ -91,7 +91,7 @@ def decode_launch(H: int, KV: int, D: int, T: int, dtype: str = "bf16") -> Launc
     tile = decode_tile(D, BF16 if dtype == "bf16" else torch.float32, rows)
     types = {name: f"*{dtype}:16" for name in ("q_ptr", "k_ptr", "v_ptr")}
     types |= {"part_ptr": "*fp32:16", "log_sum_ptr": "*fp32:16"}
-    types |= {"lens_ptr": "*i32", "table_ptr": "*i32", "stride_table": "i32", "least_steps": "i32"}
+    types |= {"lens_ptr": "*i32", "table_ptr": "*i32", "stride_table": "i32", "num_tiles": "i32", "least_steps": "i32"}
     types |= {"stride_q": "i32:16", "stride_block": "i32:16", "stride_token": "i32:16", "scale_log2": "fp32"}
     constexprs = {"H": H, "GROUP": group, "T": T, "TOKENS": tokens, "ROWS": rows, "D": D, "BLOCK_SIZE": BLOCK}
     constexprs |= {"KEYS": tile.keys, "SKIP_FIRST": False}
@@ -104,8 +104,10 @@ def merge_launch(H: int, KV: int, D: int, T: int) -> Launch:
     tokens = tokens_at_once(T, H // KV)
     tile = decode_tile(D, BF16, dot_block(tokens * (H // KV)))
     types = {"part_ptr": "*fp32:16", "log_sum_ptr": "*fp32:16", "out_ptr": "*bf16:16", "lens_ptr": "*i32"}
-    types |= {"splits": "i32", "least_steps": "i32", "gate_ptr": "*bf16:16", "stride_gate": "i32:16"}
-    constexprs = {"H": H, "T": T, "TOKENS": tokens, "D": D, "KEYS": tile.keys, "HEADS": math.gcd(H, 4)}
+    types |= {"num_tiles": "i32", "num_programs": "i32", "least_steps": "i32"}
+    types |= {"gate_ptr": "*bf16:16", "stride_gate": "i32:16"}
+    constexprs = {"H": H, "GROUP": H // KV, "T": T, "TOKENS": tokens, "D": D, "KEYS": tile.keys}
+    constexprs |= {"HEADS": math.gcd(H, 4)}
     return Launch("headrace.kernels.attention.decode:_merge_kernel", types, constexprs)
 
 
