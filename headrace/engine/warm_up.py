@@ -117,7 +117,8 @@ def _rehearsed(work: Callable[[], Tensor]) -> Captured:
 
 def _steps(runner: ModelRunner, max_step_tokens: int) -> list[list[SequenceInput]]:
     """The steps to run: fresh prompts, one of a whole step's budget; a resumed chunk that emits a state, and a decode;
-    then prompts as short as the matrix products' smaller kernels take, which decodes reach only in large batches."""
+    then prompts as short as the matrix products' smaller kernels take, which decodes reach only in large batches, with
+    logits of all rows: a narrow head is such a product, too."""
     size = runner.memory.layout.block_size
     blocks = range(runner.memory.num_blocks)
     at_end = blocks[-cdiv(3, size) :]  # blocks of the short prompt and of the token behind it
@@ -130,5 +131,6 @@ def _steps(runner: ModelRunner, max_step_tokens: int) -> list[list[SequenceInput
     second = [SequenceInput([1], 2, at_end, 1, 1)]
     if chunk > 1:
         second.insert(0, SequenceInput([1] * chunk, length, blocks, 0, 0, emit=((length + 1, 2),)))
-    short = [SequenceInput([1] * rows, 0, blocks, None, 0) for rows in _FEW_ROWS if rows <= length]
+    few = [rows for rows in _FEW_ROWS if rows <= length]
+    short = [SequenceInput([1] * rows, 0, blocks, None, 0, num_logits=rows) for rows in few]
     return [first, second, *([step] for step in short)]

@@ -187,6 +187,8 @@ class LinearWeight:
         """y, written to `out` if given; None where another kernel takes less time."""
         if not isinstance(x, Tensor) or not isinstance(self._weight, Tensor) or self._is_packed or x.dim() != 2:
             return None
+        if out is not None and out.data_ptr() % 16:
+            return None
         is_faster = is_faster_in_one_round(x, self._weight, form)
         return one_round_hopper(x, self._weight, form, out) if is_faster else None
 

@@ -9,10 +9,12 @@ multiprocessor waits for a last round. One warp, the producer, issues bulk copie
 consumer, a warp group, has 64 rows. The producer fills its ring with pieces of W while the kernel before this one ends
 (pdl.py).
 
-Shapes    x [M, I], any row stride, M <= MOST_ROWS; weight [O, I]; returns [M, O], gated [M, O / 2], parts [S, M, O]
-Contract  I is a multiple of 64 and the width of y one of 8; x's rows and the weight begin at multiples of 16 bytes: the
-          copy engine needs that. No earlier kernel on the stream writes the weight. See `fits_one_round`. The reference
-          is headrace.kernels.dense.small_linear, or the library's product
+Shapes    x [M, I], any row stride, M <= MOST_ROWS; weight [O, I]; returns [M, O], gated [M, O / 2], parts [S, M, O] in
+          float32, or [M, O] where it is not worth to part the rows of W (`share_of`)
+Contract  I is a multiple of 64 and the width of y one of 8, at most MOST_WIDTH, of gated products of many rows less, by
+          the registers; x's rows, the weight and `out` begin at multiples of 16 bytes: the copy engine needs that.
+          No earlier kernel on the stream writes the weight. See `fits_one_round`. The reference is
+          headrace.kernels.dense.small_linear, or the library's product
 Numerics  sums, SiLU and product in float32, rounded once
 Source    CUTLASS, sm90 warp-specialised products
 Tests     on a Hopper GPU alone, as Gluon has no interpreter; elsewhere that it compiles
@@ -32,6 +34,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from headrace.kernels.dense.small_linear import checked_out
 from headrace.kernels.lib.dispatch import runs_hopper
 from headrace.kernels.lib.exponentials import LOG2_E
 from headrace.kernels.lib.hopper import (
@@ -53,9 +56,11 @@ from headrace.kernels.lib.sizes import MULTIPROCESSORS, cdiv, next_power_of_2
 
 ROWS = gl.constexpr(64)  # of a consumer
 MOST_ROWS = 192
-ROWS_OF_KERNELS = 16, 32, 33, 65, 129  # of each that is compiled; where any rows take it, so do these
+ROWS_OF_KERNELS = 16, 32, 33, 65, 129
+"""Rows of x that meet each compiled kernel: one for each number of consumers, and of rows in a box of x. If any number
+of rows takes one of these kernels, so does its number here."""
 MOST_ROWS_IN_PARTS = 64  # of more the library took less time
-MOST_COPIES = 4  # of x, read by all programs, over W
+MOST_COPIES = 4  # bytes of x that all programs read, each all of it, for each byte of W
 MOST_COLUMNS = 80  # of programs with more than two consumers, not gated: beyond it the library took less time
 MOST_MAIN = 64  # columns: a consumer's part of them fits one of its pieces of x
 MOST_WIDTH = 96 * MULTIPROCESSORS  # columns of all programs: 64 and 32 each
@@ -212,6 +217,7 @@ def _consume(ring, y_main, y_side, num_rows, width, num_pieces, ME: gl.constexpr
         if ring.SIDE:
             _store_part(side, y_main, ring.part(), column + ring.MAIN, num_rows, width, side_layout, ME)
     else:  # all pieces have been read, and those of x in these slots by this consumer alone: they take y
+        wait_for_warps()  # by all of its warps: each has waited for its own products
         _store(main, ring.x.index(ME), y_main, column, ring.HALVES, ring.MAIN, ME)
         if ring.SIDE:
             _store(side, ring.x.index(ring.CONSUMERS + ME), y_side, column + ring.MAIN, ring.HALVES, ring.SIDE, ME)
@@ -280,7 +286,7 @@ def _one_round_kernel(
 
 
 def one_round_hopper(x: Tensor, weight: Tensor, form: Form, out: Tensor | None = None) -> Tensor:
-    """y, written to `out` if given. Raises ValueError unless `fits_one_round`."""
+    """y, written to `out` if given, where W's rows are whole. Raises ValueError unless `fits_one_round`."""
     if not fits_one_round(x, weight, form):
         given = f"x {tuple(x.shape)} {x.dtype}, weight {tuple(weight.shape)} {weight.dtype}, {form}"
         raise ValueError(f"{given}: see this file's Contract")
@@ -289,10 +295,14 @@ def one_round_hopper(x: Tensor, weight: Tensor, form: Form, out: Tensor | None =
     share = share_of(width, I, form)
     side = share.side or share.main
     if share.parts > 1:
+        if out is not None:
+            raise ValueError(f"out {tuple(out.shape)}: {share.parts} parts of y have no place in it")
         y = torch.empty((share.parts, M, width), dtype=torch.float32, device=x.device)
         y_main, y_side = y, y
     else:
-        y = torch.empty((M, width), dtype=x.dtype, device=x.device) if out is None else out
+        y = torch.empty((M, width), dtype=x.dtype, device=x.device)
+        if out is not None:
+            y = checked_out(out, (M, width), x.dtype)
         y_main, y_side = described(y, ROWS.value, share.main), described(y, ROWS.value, side)
     registers = registers_for(consumers, halves * share.columns)
     _one_round_kernel[(cdiv(width, share.columns) * share.parts,)](

@@ -1,4 +1,4 @@
-"""What the copy engine of a Hopper GPU takes as operands of a product, and how tiles lie in shared memory."""
+"""Operands that the copy engine of a Hopper GPU takes, and how tiles lie in shared memory."""
 
 import torch
 
