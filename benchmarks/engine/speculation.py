@@ -8,6 +8,9 @@ Weights are random, so what their drafts are worth says nothing. Which of them a
 trained layers ("golden"), and none at all under `auto`. Each shape drafts with an MTP layer: granite-h-micro, which has
 none, with one that is put together as Qwen's are, of its own widths and heads.
 
+Each row times the same tokens of each answer, `--tokens` behind WARM_UP_TOKENS: with drafts that takes fewer steps.
+With as many steps they would be at longer contexts than plain ones.
+
 `check` and `draft` are the device's milliseconds of the pass that checks drafts and of those that make them, launches
 and waits included: what is left is the host's, and not hidden. Pinning takes a kernel and a copy of that. `host` is all
 that the host does in a step, hidden or not. A row is the median round by its tokens a second, since one pause of the
@@ -50,7 +53,7 @@ from headrace.speculation.draft_count import AutoCount, FixedCount
 
 ASKED = {1: 2.2, 64: 1.9}  # times plain decoding
 ASKED_OF_AUTO = 0.97
-WARM_UP_STEPS = 48
+WARM_UP_TOKENS = 64  # of each answer
 
 
 class Probe:
@@ -151,30 +154,37 @@ class Times:
     host_ms: float
 
 
-def timed(built: BuiltEngine, probe: Probe, size: int, context: int, num_steps: int, shares: Sequence[float]) -> Times:
-    """Steps of `size` sequences that all decode."""
-    max_tokens = (WARM_UP_STEPS + num_steps + 8) * 4
+def timed(built: BuiltEngine, probe: Probe, size: int, context: int, num_tokens: int, shares: Sequence[float]) -> Times:
+    """Steps of `size` sequences that all decode, until each has about `num_tokens` more."""
+    max_tokens = most_tokens(num_tokens)
+    tokens_a_step = 1 + sum(shares)
+    num_steps = round(num_tokens / tokens_a_step)
     probe.reset(shares)
     prompts = random_prompts(size, context, seed=size, vocabulary=1000)
     batch = Batch(built.engine, [greedy(prompt, max_tokens) for prompt in prompts], max_tokens)
     while not all(batch.arrivals) or any(sequence.is_prefilling for sequence in batch.sequences):
         batch.step()
-    batch.step(WARM_UP_STEPS)
+    batch.step(round(WARM_UP_TOKENS / tokens_a_step))
     probe.reset(shares)
     before, began_s = batch.num_tokens, time.perf_counter()
     batch.step(num_steps)
-    seconds, num_tokens = time.perf_counter() - began_s, batch.num_tokens - before
+    seconds, num_made = time.perf_counter() - began_s, batch.num_tokens - before
     step_ms = 1e3 * seconds / num_steps
     times = Times(
-        num_tokens / seconds,
+        num_made / seconds,
         step_ms,
-        num_tokens / num_steps / size,
+        num_made / num_steps / size,
         probe.check_ms / num_steps,
         probe.draft_ms / num_steps,
         host_ms=step_ms - probe.wait_ms / num_steps,
     )
     batch.release()
     return times
+
+
+def most_tokens(num_tokens: int) -> int:
+    """The most tokens of an answer, of which so many are timed: no answer may end while it is."""
+    return 2 * (WARM_UP_TOKENS + num_tokens)
 
 
 def median_round(rounds: Sequence[Times]) -> Times:
@@ -234,7 +244,7 @@ class Setup:
     device: str
     batches: Sequence[int]
     context: int
-    num_steps: int
+    num_tokens: int
     num_rounds: int
     cache_gib: float
     draft_vocabulary: int
@@ -249,7 +259,7 @@ class Setup:
             state_share=0.75,
             max_step_tokens=512,
             max_running=max(self.batches),
-            max_model_tokens=self.context + 4 * (WARM_UP_STEPS + self.num_steps + 16),
+            max_model_tokens=self.context + most_tokens(self.num_tokens),
             speculation=SpeculationConfig(drafter, "fixed", max(1, num_drafts), draft_vocabulary=self.draft_vocabulary),
         )
         gc.unfreeze()
@@ -265,7 +275,7 @@ class Setup:
 
     def timed(self, built: BuiltEngine, probe: Probe, size: int, shares: Sequence[float]) -> Times:
         """The median round of steps with drafts that are right by these shares."""
-        args = built, probe, size, self.context, self.num_steps, shares
+        args = built, probe, size, self.context, self.num_tokens, shares
         return median_round([timed(*args) for _ in range(self.num_rounds)])
 
 
@@ -284,7 +294,7 @@ def compare(setup: Setup, drafts: Sequence[int]) -> None:
         pinned, auto = {}, {}
         for size in setup.batches:
             drafting.count = FixedCount(most)
-            pinned[size] = setup.timed(built, probe, size, GOLDEN)
+            pinned[size] = setup.timed(built, probe, size, GOLDEN[:num_drafts])
             if num_drafts == max(drafts):
                 drafting.count = AutoCount(most)
                 auto[size] = setup.timed(built, probe, size, ())
@@ -327,14 +337,14 @@ def main(
     batch: list[int] = [1, 64],  # noqa: B006
     drafts: Annotated[list[int], typer.Option(help="2, 3 or both: their lengths are published")] = [3],  # noqa: B006
     context: int = 256,
-    steps: int = 96,
+    tokens: Annotated[int, typer.Option(min=1, help="of each answer that are timed")] = 256,
     rounds: Annotated[int, typer.Option(min=1, help="of which the median is shown")] = 3,
     device: str = "cuda",
     cache_gib: float = 48.0,
     draft_vocabulary: Annotated[int, typer.Option(help="tokens that the layer chooses from at a time; 0: all")] = (
         SpeculationConfig.draft_vocabulary
     ),
-    shrink: Annotated[bool, typer.Option("--shrink", help="tiny shapes, few steps: a trial of this file")] = False,
+    shrink: Annotated[bool, typer.Option("--shrink", help="tiny shapes: a trial of this file")] = False,
 ) -> None:
     """Decoding with drafts beside plain decoding; which drafts are right is pinned to the published lengths."""
     use_device(device)
@@ -343,4 +353,4 @@ def main(
         family = FAMILIES[config.architecture]
         if family.load_mtp is None:  # in this process alone
             FAMILIES[config.architecture] = replace(family, load_mtp=load_qwen_mtp)
-        compare(Setup(name, config, device, batch, context, steps, rounds, cache_gib, draft_vocabulary), drafts)
+        compare(Setup(name, config, device, batch, context, tokens, rounds, cache_gib, draft_vocabulary), drafts)
