@@ -29,26 +29,30 @@ from headrace.kernels.lib.exponentials import LOG2_E
 from headrace.kernels.lib.pdl import OVERLAPPED, let_next_start, wait_for_previous
 from headrace.kernels.lib.sizes import cdiv, next_power_of_2
 
-TARGET_PROGRAMS = 528  # four for each of 132 multiprocessors (H200)
+TARGET_PROGRAMS = 264  # two for each of 132 multiprocessors (H200)
 MOST_SPLITS = 64
 MERGED_AT_ONCE = tl.constexpr(8)
 
 
 class LatentTile(NamedTuple):
-    """A program's tile: `rows` query rows (tokens times heads) at most against `keys` latents at a time, at least
-    `split_keys` in all where the context has as many."""
+    """A program's tile: `keys` latents at a time, at least `split_keys` in all where the context has as many."""
 
-    rows: int
     keys: int
     split_keys: int
     num_warps: int
     num_stages: int
 
 
-def latent_tile(dtype: torch.dtype) -> LatentTile:
+def most_rows(dtype: torch.dtype) -> int:
+    """Query rows of a program, tokens times heads, at most."""
+    return 32 if dtype == torch.float32 else 64
+
+
+def latent_tile(dtype: torch.dtype, rows: int) -> LatentTile:
+    """The tile of a program of so many query rows: few leave room for twice the keys."""
     if dtype == torch.float32:  # full-precision products run outside the tensor cores: small tiles, for tests
-        return LatentTile(32, 16, 64, 8, 1)
-    return LatentTile(64, 32, 256, 8, 3)
+        return LatentTile(16, 64, 8, 1)
+    return LatentTile(64, 256, 8, 2) if rows <= 32 else LatentTile(32, 256, 8, 3)
 
 
 @triton.jit
@@ -182,15 +186,16 @@ def attend_latents_triton(
     out = torch.empty((T, H, size), dtype=q.dtype, device=q.device)
     if T == 0:
         return out
-    tile, heads = latent_tile(q.dtype), min(dot_block(H), 32)
+    heads = min(dot_block(H), 32)
+    most_tokens = max(1, most_rows(q.dtype) // heads)
     if isinstance(rows, PagedContexts):
         each, N = rows.rows_each, len(rows.table_NM)
-        tokens = min(next_power_of_2(each), max(1, tile.rows // heads))
+        tokens = min(next_power_of_2(each), most_tokens)
         num_tiles, first_rows, before = N * cdiv(each, tokens), None, rows.lens_R
     else:
-        each, tokens, N = 1, max(1, tile.rows // heads), len(rows.start_N)
+        each, tokens, N = 1, most_tokens, len(rows.start_N)
         num_tiles, first_rows, before = T // tokens + N, rows.first_row_N1, rows.start_N
-    groups = cdiv(H, heads)
+    groups, tile = cdiv(H, heads), latent_tile(q.dtype, tokens * heads)
     G = splits or _num_splits(num_tiles * groups, rows.table_NM.shape[1] * pool.shape[1], tile.split_keys)
     part = torch.empty((T, H, G, size), dtype=torch.float32, device=q.device)
     log_sum = torch.empty((T, H, G), dtype=torch.float32, device=q.device)
