@@ -5,7 +5,7 @@
 
 All contexts are laid end to end, once for each KV head, in steps of a few keys. Each of W programs takes an equal share
 of the steps, wherever contexts begin and end in it: one long context beside many short ones keeps all multiprocessors
-busy. What a program computes of one context is a piece; a second kernel merges the pieces of each row.
+busy. What a program computes of one context is a piece; decode_merge.py merges the pieces of each row.
 
 Shapes    q and, if there is one, gate [R, H, D], any stride over rows; k_pool, v_pool [P, bs, Hkv, D], of
           the same strides; returns [R, H, D]
@@ -24,7 +24,6 @@ Legend    N sequences, R rows, T = R / N of each sequence, side by side, M block
           the rows of one sequence that are computed together, all T or a part (`tokens_at_once`)
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -34,8 +33,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headrace.kernels.attention.decode_shares import longest_context, program_of, share_of, shares, steps_before
-from headrace.kernels.attention.head_dims import inside, inside_parts, load_heads, padded
+from headrace.kernels.attention.decode_merge import Cut, merge_pieces
+from headrace.kernels.attention.decode_shares import longest_context, next_item, num_programs, share_of
+from headrace.kernels.attention.head_dims import inside, padded
 from headrace.kernels.attention.prefill import check_paged, padded_table
 from headrace.kernels.lib.dispatch import UPCAST_DOT
 from headrace.kernels.lib.dot import dot_block
@@ -96,22 +96,6 @@ def decode_tile(head_dim: int, dtype: torch.dtype, rows: int = 16) -> DecodeTile
         return DecodeTile(16, 8, 4, 1)
     keys, num_warps = 64 if head_dim <= 128 else 32, 4 if rows <= 16 or head_dim <= 64 else 8
     return DecodeTile(keys, 2, num_warps, 3 if head_dim <= 64 else 4)
-
-
-def num_programs(num_items: int, head_dim: int, table_tokens: int, tile: DecodeTile) -> int:
-    """Programs W, from shapes alone: as many as run at a time, or fewer for little work.
-
-    num_items    tiles times KV heads
-    """
-    at_a_time = MULTIPROCESSORS * (2 if head_dim > 64 else 4)
-    return min(at_a_time, num_items * min(MOST_PIECES, cdiv(table_tokens, tile.keys * tile.least_steps)))
-
-
-MOST_PIECES = 64  # of an item, if all are equally long: merging more takes longer than computing them
-FEW_PIECES = tl.constexpr(4)
-"""Pieces of an item, on average, up to which a program merges several heads, so many pieces of each at once."""
-MANY_AT_ONCE = tl.constexpr(32)
-"""Pieces of one head that a program merges at once: more would take other programs' registers."""
 
 
 @triton.jit(  # one compiled kernel for any number of contexts, and tables of any width and address
@@ -194,85 +178,10 @@ def _decode_kernel(
 
         position += num_here
         step = 0
-        kv_head += 1
-        if kv_head == HKV:
-            kv_head = 0
-            tile += 1
-            steps = tl.cdiv(longest_context(lens_ptr, tile, num_tiles, T, TOKENS), KEYS)
-            while (steps == 0) & (position < share_end):  # padding
-                tile += 1
-                steps = tl.cdiv(longest_context(lens_ptr, tile, num_tiles, T, TOKENS), KEYS)
+        tile, kv_head, steps = next_item(
+            lens_ptr, tile, kv_head, steps, position < share_end, num_tiles, HKV, T, TOKENS, KEYS
+        )
     wait_for_previous()  # of programs without a step, too
-
-
-@triton.jit(do_not_specialize=["num_tiles", "num_programs", "least_steps"], do_not_specialize_on_alignment=["lens_ptr"])
-def _merge_kernel(
-    part_ptr, log_sum_ptr, gate_ptr, out_ptr, lens_ptr, num_tiles, num_programs, least_steps, stride_gate,
-    H: tl.constexpr, GROUP: tl.constexpr, T: tl.constexpr, TOKENS: tl.constexpr, D: tl.constexpr, KEYS: tl.constexpr,
-    HEADS: tl.constexpr,
-):  # fmt: skip
-    """out[row] = sum over pieces of 2^log_sum * part / sum of 2^log_sum [* sigmoid(gate)]; zeros without a context.
-
-    A program merges HEADS heads of one row; where items have more than FEW_PIECES pieces on average, one head.
-    """
-    let_next_start()
-    HKV: tl.constexpr = H // GROUP
-    is_few = num_programs <= FEW_PIECES * num_tiles * HKV
-    heads = tl.where(is_few, HEADS, 1)
-    row, first_head = tl.program_id(0) // (H // heads), tl.program_id(0) % (H // heads) * heads
-    tile = row // T * tl.cdiv(T, TOKENS) + row % T // TOKENS
-    tile_begin, total = steps_before(lens_ptr, tile, num_tiles, HKV, T, TOKENS, KEYS)
-    share, num_larger = shares(total, num_programs, least_steps)
-    steps = tl.cdiv(longest_context(lens_ptr, tile, num_tiles, T, TOKENS), KEYS)
-    steps = tl.where(tl.load(lens_ptr + row) > 0, steps, 0)
-    # Both ways in one kernel: which it is follows from a step's rows, and with two kernels a request might wait for the
-    # second one's compiler.
-    if is_few:
-        _merge_heads(part_ptr, log_sum_ptr, gate_ptr, out_ptr, row, first_head, tile, tile_begin, steps, share,
-                     num_larger, stride_gate, H, GROUP, T, TOKENS, D, HEADS, FEW_PIECES)  # fmt: skip
-    else:
-        _merge_heads(part_ptr, log_sum_ptr, gate_ptr, out_ptr, row, first_head, tile, tile_begin, steps, share,
-                     num_larger, stride_gate, H, GROUP, T, TOKENS, D, 1, MANY_AT_ONCE)  # fmt: skip
-
-
-@triton.jit
-def _merge_heads(
-    part_ptr, log_sum_ptr, gate_ptr, out_ptr, row, first_head, tile, tile_begin, steps, share, num_larger,
-    stride_gate,
-    H: tl.constexpr, GROUP: tl.constexpr, T: tl.constexpr, TOKENS: tl.constexpr, D: tl.constexpr,
-    HEADS: tl.constexpr, AT_ONCE: tl.constexpr,
-):  # fmt: skip
-    """Writes HEADS heads of a row: merged from their pieces, AT_ONCE at a time, and gated; zeros if there are none."""
-    head, d = first_head + tl.arange(0, HEADS), tl.arange(0, padded(D))
-    begin = tile_begin + head // GROUP * steps
-    first_program = program_of(begin, share, num_larger)
-    last_program = program_of(begin + steps - 1, share, num_larger)
-    num_pieces = tl.where(steps > 0, last_program + 1 - first_program, 0)
-    first_piece = tile * (H // GROUP) + head // GROUP + first_program
-    row_in_piece = row % T % TOKENS * GROUP + head % GROUP
-    wait_for_previous()
-    acc = tl.zeros([HEADS, padded(D)], tl.float32)
-    total, best = tl.zeros([HEADS], tl.float32), tl.full([HEADS], -1e30, tl.float32)
-    for first in range(0, tl.max(num_pieces), AT_ONCE):
-        number = first + tl.arange(0, AT_ONCE)
-        piece = (first_piece[:, None] + number[None, :]).to(tl.int64)
-        place = piece * (TOKENS * GROUP) + row_in_piece[:, None]
-        is_there = number[None, :] < num_pieces[:, None]
-        log_sum = tl.load(log_sum_ptr + place, mask=is_there, other=float("-inf"))
-        part_place = place[:, :, None] * D + d[None, None, :]
-        part = tl.load(part_ptr + part_place, mask=inside_parts(is_there, d, D), other=0.0)
-        new_best = tl.maximum(best, tl.max(log_sum, 1))
-        weight, shrink = tl.exp2(log_sum - new_best[:, None]), tl.exp2(best - new_best)
-        acc = acc * shrink[:, None] + tl.sum(part * weight[:, :, None], 1)
-        total = total * shrink + tl.sum(weight, 1)
-        best = new_best
-    out = acc / tl.where(total > 0, total, 1.0)[:, None]
-    row = row.to(tl.int64)
-    if gate_ptr is not None:
-        gate = load_heads(gate_ptr + row * stride_gate + head[:, None] * D + d[None, :], d, D)
-        out *= tl.sigmoid(gate.to(tl.float32))
-    out_place = (row * H + head)[:, None] * D + d[None, :]
-    tl.store(out_ptr + out_place, out.to(out_ptr.dtype.element_ty), mask=inside(head < H, d, D))
 
 
 def paged_decode_triton(
@@ -293,7 +202,6 @@ def paged_decode_triton(
         raise ValueError(f"gate {tuple(gate.shape)} of strides {gate.stride()} does not fit q {tuple(q.shape)}")
     if len(contexts.lens_R) != R:
         raise ValueError(f"contexts of {len(contexts.lens_R)} rows do not fit q {tuple(q.shape)}")
-    stride_gate = 0 if gate is None else gate.stride(0)
     out = torch.empty((R, H, D), dtype=q.dtype, device=q.device)
     if R == 0:
         return out
@@ -301,7 +209,10 @@ def paged_decode_triton(
     tokens = tokens_at_once(T, group)
     rows, num_tiles = dot_block(tokens * group), R // T * cdiv(T, tokens)
     tile, num_items = tile or decode_tile(D, q.dtype, rows), num_tiles * num_kv
-    W = programs or num_programs(num_items, D, contexts.table_NM.shape[1] * block_size, tile)
+    at_a_time = MULTIPROCESSORS * (2 if D > 64 else 4)
+    W = programs or num_programs(
+        at_a_time, num_items, contexts.table_NM.shape[1] * block_size, tile.keys * tile.least_steps
+    )
     part = torch.empty((num_items + W, tokens * group, D), dtype=torch.float32, device=q.device)
     log_sum = torch.empty((num_items + W, tokens * group), dtype=torch.float32, device=q.device)
     _decode_kernel[(W,)](
@@ -312,9 +223,6 @@ def paged_decode_triton(
         KEYS=tile.keys, SKIP_FIRST=skip_first,
         num_warps=tile.num_warps, num_stages=tile.num_stages, **OVERLAPPED,
     )  # fmt: skip
-    heads, few_in_all = math.gcd(H, 4), FEW_PIECES.value * num_items
-    _merge_kernel[(R * H // (heads if few_in_all >= W else 1),)](
-        part, log_sum, gate, out, contexts.lens_R, num_tiles, W, tile.least_steps, stride_gate,
-        H=H, GROUP=group, T=T, TOKENS=tokens, D=D, KEYS=tile.keys, HEADS=heads, num_warps=4, **OVERLAPPED,
-    )  # fmt: skip
+    cut = Cut(contexts.lens_R, T, tokens, group, W, tile.keys, tile.least_steps)
+    merge_pieces(part, log_sum, out, cut, gate)
     return out

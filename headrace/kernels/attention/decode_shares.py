@@ -3,7 +3,7 @@
 The contexts of all tiles (the rows of one sequence that are computed together, decode.py) are laid end to end, in steps
 of KEYS keys: of each tile first all steps of its first KV head, then all of its second one, and so on. Each of W
 programs takes an equal share of them, to within a step, and at least `least_steps`, so that with little work some
-programs have none.
+programs have none. An item is a tile's context for one KV head; of item i program w computes piece i + w, if anything.
 
 Contract  computed anew by each program, from the context lengths alone: captured graphs replay with other contexts
 Source    Osama et al. 2023, "Stream-K"; Sanovar et al. 2024, "LeanAttention"
@@ -12,7 +12,20 @@ Source    Osama et al. 2023, "Stream-K"; Sanovar et al. 2024, "LeanAttention"
 import triton
 import triton.language as tl
 
+from headrace.kernels.lib.sizes import cdiv
+
 TILES_AT_ONCE = tl.constexpr(256)  # whose contexts are added up at once
+
+
+MOST_PIECES = 64  # of an item, if all are equally long: merging more takes longer than computing them
+
+
+def num_programs(at_a_time: int, num_items: int, table_tokens: int, least_keys: int) -> int:
+    """Programs W, from shapes alone: as many as run at a time, or fewer for little work.
+
+    least_keys    of a share
+    """
+    return min(at_a_time, num_items * min(MOST_PIECES, cdiv(table_tokens, least_keys)))
 
 
 @triton.jit
@@ -86,3 +99,20 @@ def share_of(
         if first + TILES_AT_ONCE < num_tiles:
             base += tl.sum(steps) * HKV
     return begin, end, tile, tile_begin, tile_end
+
+
+@triton.jit
+def next_item(
+    lens_ptr, tile, kv_head, steps, goes_on, num_tiles,
+    HKV: tl.constexpr, T: tl.constexpr, TOKENS: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """The tile, the KV head and the steps of the item behind one that has `steps`, if a share goes on with it."""
+    kv_head += 1
+    if kv_head == HKV:
+        kv_head = 0
+        tile += 1
+        steps = tl.cdiv(longest_context(lens_ptr, tile, num_tiles, T, TOKENS), KEYS)
+        while (steps == 0) & goes_on:  # padding
+            tile += 1
+            steps = tl.cdiv(longest_context(lens_ptr, tile, num_tiles, T, TOKENS), KEYS)
+    return tile, kv_head, steps

@@ -6,7 +6,6 @@ import torch
 from headrace.kernels.attention.decode import (
     DecodeTile,
     PagedContexts,
-    num_programs,
     paged_decode_triton,
     tokens_at_once,
 )
@@ -197,16 +196,6 @@ def test_an_empty_decode_is_none():
     paged = Paged([1], 2, 1, 16)
     contexts = PagedContexts.build([], [], BLOCK, DEVICE)
     assert len(paged_decode_triton(paged.queries(0), paged.k_pool, paged.v_pool, 1.0, contexts)) == 0
-
-
-def test_the_number_of_programs_follows_from_shapes():
-    tile = DecodeTile(keys=64, least_steps=2, num_warps=4, num_stages=3)
-    assert num_programs(64 * 8, 64, 8192, tile) == 528
-    assert num_programs(64 * 8, 128, 8192, tile) == 264
-    assert num_programs(8, 128, 131072, tile) == 264
-    assert num_programs(2, 128, 131072, tile) == 128
-    assert num_programs(8, 128, 256, tile) == 16
-    assert num_programs(2, 64, 1, tile) == 2
 
 
 @needs_gpu

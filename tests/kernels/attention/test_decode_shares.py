@@ -5,7 +5,7 @@ import torch
 import triton
 import triton.language as tl
 
-from headrace.kernels.attention.decode_shares import TILES_AT_ONCE, program_of, share_of, shares
+from headrace.kernels.attention.decode_shares import TILES_AT_ONCE, num_programs, program_of, share_of, shares
 from tests.kernels.attention.paged import DEVICE
 
 KEYS = tl.constexpr(16)
@@ -61,3 +61,11 @@ def test_each_step_is_found_in_the_program_that_computes_it(total: int, programs
     _program_kernel[(total,)](out, total, programs, least_steps)
     found = shares_of([total * KEYS.value], programs, 1, least_steps)
     assert out.tolist() == [program for program, (begin, end, *_) in enumerate(found) for _ in range(begin, end)]
+
+
+def test_the_number_of_programs_follows_from_shapes():
+    assert num_programs(528, 64 * 8, 8192, 128) == 528
+    assert num_programs(264, 8, 131072, 128) == 264
+    assert num_programs(264, 8, 256, 128) == 16
+    assert num_programs(264, 2, 131072, 128) == 128  # merging more pieces takes longer
+    assert num_programs(264, 2, 1, 128) == 2

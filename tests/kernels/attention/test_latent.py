@@ -108,19 +108,19 @@ def test_decodes_attend_to_latents_themselves():
     latents.check(latent_decode(q, latents.pool, latents.heads, SCALE, PagedDecode(3, contexts)), q, [1, 1, 1])
 
 
-@pytest.mark.parametrize("splits", [None, 1, 4])
-def test_decodes_in_triton(splits: int | None):
+@pytest.mark.parametrize("programs", [None, 1, 4])
+def test_decodes_in_triton(programs: int | None):
     ends = [1, 16, 150]
     latents = Latents(ends, H=3, R=32, S=16)
     q = latents.queries(4)
     contexts = PagedContexts.build([*ends, 0], [*latents.blocks, []], BLOCK, DEVICE)
-    attended = attend_latents_triton(latents.heads.absorbed(q), latents.pool, 32, SCALE, contexts, splits)
+    attended = attend_latents_triton(latents.heads.absorbed(q), latents.pool, 32, SCALE, contexts, programs)
     latents.check(latents.heads.values(attended[:3]), q[:3], [1, 1, 1])
     assert not attended[3].any()  # padding
 
 
-@pytest.mark.parametrize(("T", "splits"), [(2, 1), (3, 4), (4, None)])
-def test_rows_of_a_sequence_in_triton(T: int, splits: int | None):
+@pytest.mark.parametrize(("T", "programs"), [(2, 1), (3, 4), (4, None)])
+def test_rows_of_a_sequence_in_triton(T: int, programs: int | None):
     """Each sees the tokens up to its own; one sequence has rows of padding."""
     ends, H = [T, 16, 130], 3
     latents = Latents(ends, H=H, R=32, S=16)
@@ -129,7 +129,7 @@ def test_rows_of_a_sequence_in_triton(T: int, splits: int | None):
     table = PagedContexts.build(ends, latents.blocks, BLOCK, DEVICE).table_NM
     lens[1, -1] = 0
     contexts = PagedContexts(lens.view(-1), table)
-    attended = attend_latents_triton(latents.heads.absorbed(q), latents.pool, 32, SCALE, contexts, splits)
+    attended = attend_latents_triton(latents.heads.absorbed(q), latents.pool, 32, SCALE, contexts, programs)
     assert not attended[2 * T - 1].any()
     values, bound = latents.heads.values(attended).double().view(3, T, H, 20), BOUND[torch.float32]
     expected = torch.stack([latents.expected(rows, i) for i, rows in enumerate(q.split(T))])
@@ -156,8 +156,8 @@ def check_prompts(spans: list[tuple[int, int]], H: int, R: int, S: int, dtype: t
 
 
 @triton.jit
-def _split_kernel(out_ptr, length, splits, KEYS: tl.constexpr, LEAST: tl.constexpr):
-    tl.store(out_ptr, keys_of_split(length, splits, KEYS, LEAST))
+def _split_kernel(out_ptr, length, splits, least_steps, KEYS: tl.constexpr):
+    tl.store(out_ptr, keys_of_split(length, splits, least_steps, KEYS))
 
 
 @pytest.mark.parametrize(
@@ -165,8 +165,20 @@ def _split_kernel(out_ptr, length, splits, KEYS: tl.constexpr, LEAST: tl.constex
 )
 def test_splits_are_short_while_contexts_are(length: int, splits: int, keys: int):
     out = torch.zeros(1, dtype=torch.int32, device=DEVICE)
-    _split_kernel[(1,)](out, length, splits, KEYS=32, LEAST=256)
+    _split_kernel[(1,)](out, length, splits, 8, KEYS=32)
     assert out.item() == keys
+
+
+@needs_gpu
+@pytest.mark.parametrize("T", [1, 3])
+def test_decodes_of_real_sizes_on_the_gpu(T: int):
+    ends = [T, 16, 5000, 700, 8200, 64] * 3
+    latents = Latents(ends, H=32, R=512, S=64, dtype=torch.bfloat16)
+    q = latents.queries(len(ends) * T)
+    lens = torch.tensor([end - T + 1 + i for end in ends for i in range(T)], dtype=torch.int32, device=DEVICE)
+    contexts = PagedContexts(lens, PagedContexts.build(ends, latents.blocks, BLOCK, DEVICE).table_NM)
+    attended = attend_latents_triton(latents.heads.absorbed(q), latents.pool, 512, SCALE, contexts)
+    latents.check(latents.heads.values(attended), q, [T] * len(ends))
 
 
 @needs_gpu
@@ -183,22 +195,25 @@ def test_sizes_that_a_gpu_does_not_take_are_refused_by_number():
 
 
 @pytest.mark.slow
-def test_the_kernel_of_kimis_sizes_compiles_for_an_h200():
+def test_the_kernels_of_kimis_sizes_compile_for_an_h200():
     types = {f"{name}_ptr": "*bf16:16" for name in ("q", "pool")} | {"part_ptr": "*fp32:16", "log_sum_ptr": "*fp32:16"}
-    types |= {f"{name}_ptr": "*i32" for name in ("first_row", "before", "table")}
-    types |= {"num_sequences": "i32", "stride_table": "i32", "scale_log2": "fp32"}
+    types |= {"table_ptr": "*i32", "stride_table": "i32", "scale_log2": "fp32"}
     types |= {f"stride_{name}": "i32:16" for name in ("q", "block", "token")}
-    sizes = {"EACH": 1, "H": 32, "HEADS": 32, "R": 512, "S": 64, "BLOCK_SIZE": 16}
-    decode = {name: kind for name, kind in types.items() if name != "first_row_ptr"}
+    decode = types | {"lens_ptr": "*i32", "num_tiles": "i32", "least_steps": "i32"}
+    chunks = types | {"first_row_ptr": "*i32", "start_ptr": "*i32", "num_sequences": "i32"}
     launches = []
-    for kinds, tokens, more in (
-        (decode, 1, {"first_row_ptr": None}),
-        (decode, 2, {"EACH": 4, "first_row_ptr": None}),
-        (types, 2, {}),
+    for kernel, kinds, tokens, more in (
+        ("_latent_decode_kernel", decode, 1, {"T": 1}),
+        ("_latent_decode_kernel", decode, 2, {"T": 4}),
+        ("_latent_prompts_kernel", chunks, 2, {}),
     ):
         tile = latent_tile(torch.bfloat16, tokens * 32)
-        more |= {"TOKENS": tokens, "KEYS": tile.keys, "SPLIT_KEYS": tile.split_keys}
-        kernel = "headrace.kernels.attention.latent_paged:_latent_kernel"
-        launches.append(Launch(kernel, kinds, sizes | more, tile.num_warps, tile.num_stages))
-    for report in compile_for_h200(launches):
-        assert report.stack_bytes <= 128 and report.shared_bytes <= 227 * 1024, report
+        sizes = more | {"H": 32, "HEADS": 32, "R": 512, "S": 64, "BLOCK_SIZE": 16, "TOKENS": tokens, "KEYS": tile.keys}
+        if kernel == "_latent_prompts_kernel":
+            sizes |= {"LEAST_STEPS": tile.least_steps}
+        path = f"headrace.kernels.attention.latent_paged:{kernel}"
+        launches.append(Launch(path, kinds, sizes, tile.num_warps, tile.num_stages))
+    plain, drafts, prompts = compile_for_h200(launches)
+    # 64 rows of 512 sums leave a thread too few registers for all else: 34 of them, read once a step, are not there.
+    assert plain.stack_bytes == 0 and drafts.stack_bytes <= 136 and prompts.stack_bytes <= 128
+    assert all(report.shared_bytes <= 227 * 1024 for report in (plain, drafts, prompts))

@@ -108,7 +108,7 @@ def merge_launch(H: int, KV: int, D: int, T: int) -> Launch:
     types |= {"gate_ptr": "*bf16:16", "stride_gate": "i32:16"}
     constexprs = {"H": H, "GROUP": H // KV, "T": T, "TOKENS": tokens, "D": D, "KEYS": tile.keys}
     constexprs |= {"HEADS": math.gcd(H, 4)}
-    return Launch("headrace.kernels.attention.decode:_merge_kernel", types, constexprs)
+    return Launch("headrace.kernels.attention.decode_merge:_merge_kernel", types, constexprs)
 
 
 def prepare_launch(H: int, KV: int, D: int, R: int, has_norm: bool) -> Launch:
