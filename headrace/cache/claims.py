@@ -46,6 +46,11 @@ class Claim:
         return self.source.slot if self.source is not None else None
 
     @property
+    def state_slot(self) -> SlotId:
+        """The slot that its next step reads."""
+        return self.slot if self.source is None else self.source.slot
+
+    @property
     def num_checkpoints(self) -> int:
         """Slots that the checkpoints on its prefix fill, those being written included; an upper bound."""
         return len(self.checkpoints) + self.num_reserved

@@ -145,9 +145,9 @@ class PrefixCache:
         min_blocks_left   how many more blocks must stay available
         """
         claim.require_held()
-        num_new = self._num_blocks(num_tokens) - len(claim.block_ids)
-        if num_new <= 0:
+        if num_tokens <= len(claim.block_ids) * self.block_size:
             return True  # as for most tokens
+        num_new = self._num_blocks(num_tokens) - len(claim.block_ids)
         if self._storage.blocks.capacity() < num_new + min_blocks_left:
             return False
         claim.block_ids.extend(self._storage.reserve_blocks(num_new))

@@ -222,8 +222,6 @@ class Engine(EngineDrafts):
         self._publisher.prepare(chunks)
         self._give_tails(chunks)
         for chunk in chunks:
-            if chunk.sequence.drafts:
-                chunk.drafts, chunk.num_drafts = chunk.sequence.drafts, len(chunk.sequence.drafts)
             if num_slots := self._num_draft_slots(chunk.sequence):
                 chunk.draft_slots = self.cache.draft_slots.take(num_slots)
         return chunks
@@ -270,11 +268,13 @@ class Engine(EngineDrafts):
             return False
         if sequence.is_prefilling:
             return True
+        # It takes another token after a pending one, unless that is a stop token.
         is_pending = self._in_flight is not None and sequence in self._in_flight.inputs.draw_index
-        return self._rules.wants_more(sequence, int(is_pending))
+        return self._rules.most_new(sequence) > is_pending
 
     def _report_started(self, chunks: list[ScheduledChunk[Sequence]]) -> None:
-        for sequence in (chunk.sequence for chunk in chunks):
+        for chunk in chunks:
+            sequence = chunk.sequence
             if not sequence.is_started and sequence.is_prefilling:
                 sequence.is_started = True
                 sequence.job.on_event(Started())

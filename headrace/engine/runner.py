@@ -290,7 +290,8 @@ class ModelRunner:
         rows, wanted = [row for row, _ in draws], [draw for _, draw in draws]
         ids = self._drawn[: len(draws)]
         num_accepted = None if self._sources is None else self._sources.num_accepted
-        are_greedy = all(draw.is_greedy for draw in wanted)
+        each_once = {id(draw): draw for draw in wanted}  # those behind a sequence's drafts are often the same
+        are_greedy = all(draw.is_greedy for draw in each_once.values())
         bans = None  # found before the step overwrites the tokens that they depend on
         if not are_greedy:
             bans = pending_bans(wanted, self._drawn, self.model.config.vocab_size)

@@ -354,8 +354,7 @@ class Sequence:
     @property
     def state_slot(self) -> int:
         """The slot that holds its state, the one before its tail if it has one."""
-        claim = self.held
-        return claim.slot if claim.source_slot is None else claim.source_slot
+        return self.held.state_slot
 
     @property
     def all_checkpoints(self) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -103,13 +103,9 @@ class StepBuilder:
                 first_row = num_rows - 1 - chunk.num_drafts
                 draw = self._draw(sequence, future_token, step.constrained)
                 step.draws.append((first_row, draw))
-                if draw.is_greedy and sequence.bad_words is None:  # so are those behind its drafts: the same draw
-                    step.draws.extend(zip(range(first_row + 1, num_rows), repeat(draw)))
-                else:
-                    for num_drafts in range(1, chunk.num_drafts + 1):
-                        drafts = chunk.drafts[:num_drafts]
-                        draw = self._draw_after(sequence, drafts, future_token, step.constrained)
-                        step.draws.append((first_row + num_drafts, draw))
+                if chunk.num_drafts:
+                    draws = self._draws_after(chunk, draw, future_token, step.constrained)
+                    step.draws.extend(enumerate(draws, first_row + 1))
             step.inputs.append(_sequence_input(chunk, num_logits, future_token))
         return step
 
@@ -128,6 +124,15 @@ class StepBuilder:
             return draw
         mask_row = _mask_row(sequence, (), masks)
         return draw.with_rows(counts_row, bias_row, mask_row)
+
+    def _draws_after(
+        self, chunk: ScheduledChunk[Sequence], draw: Draw, pending: int | None, masks: list[WantedMask]
+    ) -> Iterable[Draw]:
+        """The draws of the tokens after one, two and more drafts; `draw` is the one before them."""
+        if draw.is_greedy and chunk.sequence.bad_words is None:
+            return repeat(draw, chunk.num_drafts)
+        prefixes = (chunk.drafts[:number] for number in range(1, chunk.num_drafts + 1))
+        return (self._draw_after(chunk.sequence, drafts, pending, masks) for drafts in prefixes)
 
     def _draw_after(
         self, sequence: Sequence, drafts: SequenceOf[int], pending: int | None, masks: list[WantedMask]
@@ -164,9 +169,9 @@ def _sequence_input(chunk: ScheduledChunk[Sequence], num_logits: int, future_tok
     if future_token is None:
         tokens = sequence.tokens[start:end]
     future_drafts, drafts = None, chunk.drafts
-    if drafts:
+    if chunk.num_drafts:
         if isinstance(drafts, FutureDrafts):
-            future_drafts, drafts = drafts.row, [FUTURE_TOKEN] * len(drafts)
+            future_drafts, drafts = drafts.row, [FUTURE_TOKEN] * chunk.num_drafts
         tokens = [*tokens, *drafts]
     emit: tuple[tuple[int, int], ...] = ()
     dst_slot = claim.slot
@@ -180,7 +185,7 @@ def _sequence_input(chunk: ScheduledChunk[Sequence], num_logits: int, future_tok
         tokens=tokens,
         start=start,
         block_ids=claim.block_ids,
-        src_slot=sequence.state_slot if start else None,
+        src_slot=claim.state_slot if start else None,
         dst_slot=dst_slot,
         emit=emit,
         num_logits=num_logits,

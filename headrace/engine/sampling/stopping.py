@@ -50,9 +50,9 @@ class StopRules:
         stops = self._stop_ids(sequence) if sequence.num_output + num_drafts < sampling.min_tokens else ()
         return (*stops, *self.eos_token_ids) if sampling.ignore_eos else stops
 
-    def wants_more(self, sequence: Sequence, num_pending: int) -> bool:
-        """True if it takes another token after its pending ones, unless one of these is a stop token."""
-        return self.most_new(sequence) > num_pending
+    def most_tokens(self, sequence: Sequence) -> int:
+        """The most tokens of its prompt and its answer."""
+        return min(sequence.most_tokens, self.max_model_tokens)
 
     def most_new(self, sequence: Sequence) -> int:
         """The most tokens that it may still take, all that it has being known."""
@@ -75,9 +75,9 @@ class StopRules:
 
         As if each were appended and `finish_reason` asked, until there is one.
         """
-        sampling, stop_ids = sequence.request.sampling, self._stop_ids(sequence)
-        first_stop = sampling.min_tokens - sequence.num_output
-        most = min(sampling.max_tokens - sequence.num_output, self.max_model_tokens - len(sequence.tokens))
+        sampling, stop_ids, num_output = sequence.request.sampling, self._stop_ids(sequence), sequence.num_output
+        first_stop = sampling.min_tokens - num_output
+        most = min(sampling.max_tokens - num_output, self.max_model_tokens - len(sequence.tokens))
         for number, token_id in enumerate(token_ids, 1):
             if token_id in stop_ids and number >= first_stop:
                 return number, FinishReason.STOP

@@ -92,7 +92,7 @@ class Scheduler:
         ready = list(running)
         prefilling = sorted((s for s in ready if s.is_prefilling), key=lambda s: s.arrival)
         head = prefilling[0] if prefilling else None
-        turns = [s for s in ready if s is head or not s.is_prefilling]
+        turns = [s for s in ready if s is head or not s.is_prefilling] if prefilling else ready
         if costs is not None and any(s.is_over_share for s in turns):
             yielding = yielding_answers((s for s in turns if s is not head), costs, self.least_row, yielded)
             turns = [s for s in turns if s not in yielding]
@@ -209,7 +209,9 @@ def _newest(sequence: Sequence) -> ScheduledChunk[Sequence]:
     start, behind, slack = sequence.num_computed, sequence.behind, 0
     if behind is not None:
         start, slack = start + 1, behind.num_drafts
-    return ScheduledChunk(sequence, ChunkSpan(start, start + 1 + len(sequence.drafts)), slack=slack)
+    drafts, num_drafts = sequence.drafts, len(sequence.drafts)
+    span = ChunkSpan(start, start + 1 + num_drafts)
+    return ScheduledChunk(sequence, span, drafts=drafts, num_drafts=num_drafts, slack=slack)
 
 
 def smallest_gap_s(decoding: Iterable[Sequence]) -> float | None:

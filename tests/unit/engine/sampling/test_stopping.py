@@ -69,8 +69,7 @@ def test_stop_tokens_are_banned_until_min_tokens_are_there_pending_ones_included
 @pytest.mark.parametrize(("num_answered", "max_new"), [(7, 8), (3, 4)])
 def test_a_pending_token_counts_towards_the_limits(num_answered: int, max_new: int) -> None:
     almost = sequence([5] * num_answered, max_new=max_new)
-    assert RULES.wants_more(almost, num_pending=0)
-    assert not RULES.wants_more(almost, num_pending=1)
+    assert RULES.most_new(almost) == 1
 
 
 def test_the_last_token_of_an_answer_is_never_computed() -> None:
