@@ -128,13 +128,14 @@ def engine_around(
         most_step_drafts = config.max_step_drafts
         if not model.has_tails:
             most_step_drafts = min(most_step_drafts, sizes.num_draft_slots)
+        rules = StopRules(model.config.eos_token_ids, max_model_tokens)
         drafting = Drafting(
-            MtpDrafts(runner, cache) if by_layer else new_drafter or drafter_factory(speculation),
+            MtpDrafts(runner, cache, rules) if by_layer else new_drafter or drafter_factory(speculation),
             draft_count(speculation, most_step_drafts),
             max_drafts=max_drafts,
             block_size=config.block_size,
             max_step_tokens=config.max_step_tokens,
-            rules=StopRules(model.config.eos_token_ids, max_model_tokens),
+            rules=rules,
         )
     engine = Engine(
         runner,

@@ -39,10 +39,6 @@ class CheckedSequence(NamedTuple):
     def block_ids(self) -> Sequence[int]:
         return self.entry.block_ids
 
-    def num_tokens(self, num_drafts: int) -> int:
-        """Tokens that passes may reach: if all drafts so far are accepted, and so many are made behind them."""
-        return min(self.num_covered, self.entry.end_at_most + num_drafts)
-
 
 class DraftsAhead:
     """The layer's drafts of some sequences, on their way to the host; row i of `ids` [rows, K] has the i-th one's."""
@@ -121,19 +117,18 @@ class CheckedStarts:
         """[size, F], for `fields`."""
         n, N, K = len(starts), len(StartField), self._sources.drafted.shape[1]
         rows = np.tile(self._padding, (size, 1))
-        numbers, future_rows = [], np.full(n, PAD_SLOT)
-        for row, start in enumerate(starts):
-            entry, behind = start.entry, start.entry.behind
-            assert entry.tail is not None, "a model with an MTP layer keeps tails"
-            num_drafts, counted_at = len(entry.tokens) - 1, PAD_SLOT if behind is None else behind.row
-            numbers.append(  # in the order of `StartField`
-                (start.first_draw, entry.start, num_drafts, start.num_covered, num_passes, counted_at, entry.tail.row)
-            )
-            if entry.future_drafts is not None:
-                future_rows[row] = entry.future_drafts
-            elif num_drafts:
+        numbers, future = [], []
+        for row, (entry, first_draw, num_covered) in enumerate(starts):
+            tail, behind, num_drafts = entry.tail, entry.behind, len(entry.tokens) - 1
+            assert tail is not None, "a model with an MTP layer keeps tails"
+            counted_at = PAD_SLOT if behind is None else behind.row
+            # In the order of `StartField`.
+            numbers.append((first_draw, entry.start, num_drafts, num_covered, num_passes, counted_at, tail.row))
+            future.append(PAD_SLOT if entry.future_drafts is None else entry.future_drafts)
+            if num_drafts and entry.future_drafts is None:
                 rows[row, N : N + num_drafts] = entry.tokens[1:]
         rows[:n, :N] = np.array(numbers, dtype=np.int64).reshape(n, N)
+        future_rows = np.array(future, dtype=np.int64)
         place = np.arange(K)
         is_future = (future_rows >= 0)[:, None] & (place < rows[:n, StartField.NUM_DRAFTS, None])
         rows[:n, N + K :] = np.where(is_future, future_rows[:, None] * K + place, PAD_SLOT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from typing import NamedTuple, Protocol
@@ -28,29 +28,46 @@ PLACES = ("1", "2", "3", "4", "5", "6", "7", "8+")
 NOTHING: Mapping[Sequence, int] = {}
 
 
-class Found(NamedTuple):
-    """Tokens that may follow a sequence's.
+class Guess(NamedTuple):
+    """Tokens that a grammar or a drafter expects behind a sequence's.
 
     next     its token that is still under way; None: none is
-    drafts   after that one; None: the model's layer makes them, when their number is chosen
-    offer    as many as there are, or may be made
+    drafts   after that one
     """
 
-    sequence: Sequence
     next: int | None
-    drafts: list[int] | None
-    offer: Offer
+    drafts: list[int]
 
-    def part(self, num_drafts: int) -> Offer:
-        """The offer of so many of the drafts."""
-        offer = self.offer
-        return offer if num_drafts == offer.most else Offer(offer.record, num_drafts, offer.is_forced)
+
+class Chosen(NamedTuple):
+    """Drafts that the next step is to have.
+
+    offers    of each sequence that may have some: as many as there are, or may be made
+    guesses   the tokens of these, where they are known; those of all others the model's layer makes
+    counts    drafts of each sequence that is to have some
+    """
+
+    offers: dict[Sequence, Offer]
+    guesses: dict[Sequence, Guess]
+    counts: dict[Sequence, int]
+
+    @property
+    def by_layer(self) -> dict[Sequence, int]:
+        """Drafts that the layer is to make, so many of each sequence."""
+        if not self.guesses:
+            return self.counts
+        return {sequence: count for sequence, count in self.counts.items() if sequence not in self.guesses}
+
+    @property
+    def num_passes(self) -> int:
+        """Passes of the layer that make these drafts: the most of one sequence."""
+        return max(self.by_layer.values(), default=0)
 
 
 class LayerDrafts(Protocol):
     """A layer of the model that drafts for all sequences of a step at once."""
 
-    def drafts(self, wanted: list[tuple[Sequence, int]], num_running: int) -> list[SequenceOf[int]]:
+    def drafts(self, wanted: Mapping[Sequence, int], num_running: int) -> list[SequenceOf[int]]:
         """Drafts of each sequence in `wanted`, at most as many as its number there.
 
         If drafts were made ahead, returns those, and none for the other sequences. Their values may still be on their
@@ -61,15 +78,19 @@ class LayerDrafts(Protocol):
         ...
 
     def draft_ahead(
-        self, checked: list[tuple[Sequence, SequenceInput, int, int]], num_passes: int, num_running: int
+        self,
+        step: SequenceOf[tuple[Sequence, SequenceInput]],
+        first_draws: Mapping[Sequence, int],
+        num_passes: int,
+        num_running: int,
     ) -> OnDevice | None:
         """Begins to draft for the next call of `drafts`, behind the step that was just launched. Waits for nothing.
 
         Returns what it began; None: nothing.
 
-        checked      sequences that decode in that step, their parts of it, their first draws, and the most tokens that
-                     blocks are taken for; none if the next step is not likely to have drafts
-        num_passes   drafts of each
+        step          sequences of that step, and their parts of it: those that decode get drafts
+        first_draws   of each of them, the draw behind its newest token
+        num_passes    drafts of each; 0 if the next step is not likely to have drafts
         """
         ...
 
@@ -116,10 +137,10 @@ class Drafting:
         self._block_size = block_size
         self._max_step_tokens = max_step_tokens
         self._rules = rules
-        self._guesses: list[tuple[Found, int]] = []
+        self._guesses: list[tuple[Sequence, Offer, int, int]] = []  # tokens under way, and the places they are to have
         self._num_ahead = 0  # drafts of each sequence to make behind the next launch
         self._num_asked = 0  # the same of the last launch, whether the layer could or not
-        self._drafted: dict[Sequence, Found] = {}  # those of the step that is being made
+        self._drafted: dict[Sequence, Offer] = {}  # those of the step that is being made
         self._is_probe = False  # that step, if it has drafts in the end
         self.drafted_tokens = 0
         self.accepted_tokens = 0
@@ -137,9 +158,13 @@ class Drafting:
         the token is known, `propose` counts whether the guess was right. The layer drafts behind the token itself.
         """
         chosen = self._chosen(running, dict.fromkeys(pending, 1), fit, now_s)
-        self._guesses = [(found, len(found.sequence.tokens)) for found, _ in chosen if found.next is not None]
-        self._num_ahead = _num_passes(chosen)
-        return bool(chosen)
+        self._guesses = [
+            (sequence, chosen.offers[sequence], guess.next, len(sequence.tokens))
+            for sequence, guess in chosen.guesses.items()
+            if guess.next is not None and sequence in chosen.counts
+        ]
+        self._num_ahead = chosen.num_passes
+        return bool(chosen.counts)
 
     def will_draft_ahead(self) -> bool:
         """True if the layer makes the drafts that `would_draft` found behind the next launch, for the step after it.
@@ -156,22 +181,20 @@ class Drafting:
         pending   tokens of each that are under way, at most; of them the layer has `rows_ahead`
         """
         guesses, self._guesses = self._guesses, []
-        for found, position in guesses:
-            tokens = found.sequence.tokens
-            if position < len(tokens):
-                self.count.verified(found.part(1), int(tokens[position] == found.next))
+        for sequence, offer, token_id, position in guesses:
+            if position < len(sequence.tokens):
+                self.count.verified(_part(offer, 1), int(sequence.tokens[position] == token_id))
         num_drafts = 0
         chosen = self._chosen(running, pending, fit, now_s)
-        for (found, _), drafts in zip(chosen, self._made(chosen, len(running)), strict=True):
-            sequence = found.sequence
+        for sequence, drafts in self._made(chosen, len(running)):
             if sequence.grammar is not None:
                 drafts = tuple(sequence.grammar.allowed([*drafts]))
-            if drafts:
+            if number := len(drafts):
                 sequence.drafts = drafts if isinstance(drafts, FutureDrafts) else tuple(drafts)
-                self._drafted[sequence] = found
-                num_drafts += len(drafts)
+                self._drafted[sequence] = chosen.offers[sequence]
+                num_drafts += number
         self._is_probe = self.count.drafted(num_drafts)
-        self._num_ahead = _num_passes(chosen) if num_drafts else 0
+        self._num_ahead = chosen.num_passes if num_drafts else 0
 
     @property
     def rows_ahead(self) -> Mapping[Sequence, int]:
@@ -184,7 +207,8 @@ class Drafting:
 
     def offers(self, chunks: Collection[ScheduledChunk[Sequence]]) -> dict[Sequence, Offer]:
         """Offers of the drafts of these chunks: what they were chosen from."""
-        return {each.sequence: self._drafted[each.sequence].part(each.num_drafts) for each in chunks if each.num_drafts}
+        drafted = self._drafted
+        return {each.sequence: _part(drafted[each.sequence], each.num_drafts) for each in chunks if each.num_drafts}
 
     def draft_ahead(
         self, step: SequenceOf[tuple[Sequence, SequenceInput]], first_draws: Mapping[Sequence, int], num_running: int
@@ -197,13 +221,7 @@ class Drafting:
         self._num_ahead = 0
         if self._layer is None:
             return None
-        checked = []
-        for sequence, entry in step if num_passes else ():
-            if not entry.is_prompt:
-                last = len(sequence.tokens) + self._rules.most_new(sequence) - 1  # the last token is never computed
-                most_tokens = min(entry.end_at_most + num_passes, last)
-                checked.append((sequence, entry, first_draws[sequence], most_tokens))
-        return self._layer.draft_ahead(checked, num_passes, num_running)
+        return self._layer.draft_ahead(step, first_draws, num_passes, num_running)
 
     def forget(self) -> bool:
         """Takes back what was proposed last; False if that was nothing."""
@@ -246,16 +264,16 @@ class Drafting:
 
     def _chosen(
         self, running: Collection[Sequence], pending: Mapping[Sequence, int], fit: CostFit, now_s: float
-    ) -> list[tuple[Found, int]]:
-        """Finds of the sequences that are to draft, and how many tokens of each."""
-        found = self._found(running, pending)
-        if not found:
-            return []
-        counts = self.count.counts([each.offer for each in found], self._price(running, fit), now_s)
-        return [(each, count) for each, count in zip(found, counts, strict=True) if count]
+    ) -> Chosen:
+        chosen = self._found(running, pending)
+        if offers := chosen.offers:
+            counts = self.count.counts([*offers.values()], self._price(running, fit), now_s)
+            chosen.counts.update(each for each in zip(offers, counts, strict=True) if each[1])
+        return chosen
 
-    def _found(self, running: Collection[Sequence], pending: Mapping[Sequence, int]) -> list[Found]:
-        found, is_resting = [], self.count.rests()
+    def _found(self, running: Collection[Sequence], pending: Mapping[Sequence, int]) -> Chosen:
+        """All that may be chosen from."""
+        found, is_resting = Chosen({}, {}, {}), self.count.rests()
         for sequence in running:
             if sequence.is_paused or sequence.is_prefilling or (is_resting and sequence.grammar is None):
                 continue
@@ -269,19 +287,22 @@ class Drafting:
             is_forced = len(tokens) > num_pending
             if not is_forced and not is_resting:
                 if self._layer is not None:
-                    found.append(Found(sequence, None, None, _offer(sequence, most, is_forced)))
+                    found.offers[sequence] = Offer(_acceptance(sequence), most)
                     continue
                 tokens = self._guessed(sequence, num_pending + most)
             if drafts := tokens[num_pending:]:
-                offer = _offer(sequence, len(drafts), is_forced)
-                found.append(Found(sequence, tokens[0] if num_pending else None, drafts, offer))
+                found.offers[sequence] = Offer(_acceptance(sequence), len(drafts), is_forced)
+                found.guesses[sequence] = Guess(tokens[0] if num_pending else None, drafts)
         return found
 
-    def _made(self, chosen: list[tuple[Found, int]], num_running: int) -> list[SequenceOf[int]]:
-        """The drafts, so many of each find; the layer makes its own now, perhaps fewer."""
-        wanted = [(found.sequence, count) for found, count in chosen if found.drafts is None]
-        made = iter(self._layer.drafts(wanted, num_running) if self._layer is not None else ())
-        return [next(made) if found.drafts is None else found.drafts[:count] for found, count in chosen]
+    def _made(self, chosen: Chosen, num_running: int) -> Iterator[tuple[Sequence, SequenceOf[int]]]:
+        """The drafts of each sequence, as many as were chosen; the layer makes its own now, perhaps fewer."""
+        if self._layer is not None:
+            wanted = chosen.by_layer
+            yield from zip(wanted, self._layer.drafts(wanted, num_running), strict=True)
+        for sequence, guess in chosen.guesses.items():
+            if count := chosen.counts.get(sequence):
+                yield sequence, guess.drafts[:count]
 
     def _guessed(self, sequence: Sequence, most: int) -> list[int]:
         if self._new_drafter is None:
@@ -293,8 +314,13 @@ class Drafting:
     def _price(self, running: Collection[Sequence], fit: CostFit) -> StepPrice:
         """Price of the next step."""
         costs = fit.costs
-        decoding = [sequence for sequence in running if not sequence.is_prefilling and not sequence.is_paused]
-        prefilling = [sequence for sequence in running if sequence.is_prefilling]
+        decoding: list[Sequence] = []
+        prefilling: list[Sequence] = []
+        for sequence in running:
+            if sequence.is_prefilling:
+                prefilling.append(sequence)
+            elif not sequence.is_paused:
+                decoding.append(sequence)
         plain_s = costs.decode_part_s(StepShape(len(decoding), sum(len(sequence.tokens) for sequence in decoding)))
         prompts = None
         if prefilling:
@@ -325,12 +351,12 @@ class Drafting:
         return PromptWork(most_s=max(least_s, share * most_s), least_s=least_s, answer_s=answer_s)
 
 
-def _num_passes(chosen: list[tuple[Found, int]]) -> int:
-    """Passes of the layer that make these drafts: the most of one sequence."""
-    return max((count for found, count in chosen if found.drafts is None), default=0)
+def _part(offer: Offer, num_drafts: int) -> Offer:
+    """The offer of so many of its drafts."""
+    return offer if num_drafts == offer.most else offer._replace(most=num_drafts)
 
 
-def _offer(sequence: Sequence, num_drafts: int, is_forced: bool) -> Offer:
+def _acceptance(sequence: Sequence) -> Acceptance:
     if sequence.acceptance is None:
         sequence.acceptance = Acceptance(OWN_TRIES)
-    return Offer(sequence.acceptance, num_drafts, is_forced)
+    return sequence.acceptance

@@ -14,6 +14,7 @@ from headrace.engine.drafts.ahead import CheckedSequence, DraftsAhead, FutureDra
 from headrace.engine.drafts.passes import DraftStart
 from headrace.engine.failures import first_line
 from headrace.engine.runner import ModelRunner
+from headrace.engine.sampling.stopping import StopRules
 from headrace.engine.sequence import Sequence
 from headrace.forward.sequence_input import SequenceInput
 from headrace.speculation.draft_vocabulary import DraftVocabulary
@@ -28,9 +29,10 @@ CHANGED_ROWS, CHANGING_CALLS = 2048, 16
 class MtpDrafts:
     """The `LayerDrafts` of an engine around a model with its MTP layer."""
 
-    def __init__(self, runner: ModelRunner, cache: PrefixCache) -> None:
+    def __init__(self, runner: ModelRunner, cache: PrefixCache, rules: StopRules) -> None:
         self._runner = runner
         self._cache = cache
+        self._rules = rules
         self._ahead: DraftsAhead | None = None
         self._row_of: dict[Sequence, int] = {}  # of those whose drafts are made ahead
         head, config = runner.model.draft_head, runner.model.config
@@ -42,11 +44,11 @@ class MtpDrafts:
         self._occurred = [np.array(ends, dtype=np.int64)]
         self._num_calls = 0
 
-    def drafts(self, wanted: list[tuple[Sequence, int]], num_running: int) -> list[SequenceOf[int]]:
+    def drafts(self, wanted: Mapping[Sequence, int], num_running: int) -> list[SequenceOf[int]]:
         """As `LayerDrafts.drafts`: none for want of memory on the device, fewer for want of blocks."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
-            return [self._made_ahead(ahead, *each) for each in wanted]
+            return [self._made_ahead(ahead, sequence, most) for sequence, most in wanted.items()]
         return [*self._made_now(wanted, num_running)]
 
     @property
@@ -55,19 +57,32 @@ class MtpDrafts:
         return {} if self._ahead is None else self._row_of
 
     def draft_ahead(
-        self, checked: list[tuple[Sequence, SequenceInput, int, int]], num_passes: int, num_running: int
+        self,
+        step: SequenceOf[tuple[Sequence, SequenceInput]],
+        first_draws: Mapping[Sequence, int],
+        num_passes: int,
+        num_running: int,
     ) -> DraftsAhead | None:
         """As `LayerDrafts.draft_ahead`: no further than there are blocks."""
-        self._ahead = None
-        if not checked or not self._runner.can_draft_ahead:
+        self._ahead, self._row_of = None, {}
+        if not num_passes or not self._runner.can_draft_ahead:
             return None
-        starts = [self._checked(*each, num_running) for each in checked]
+        starts: list[CheckedSequence] = []
+        for sequence, entry in step:
+            if entry.is_prompt:
+                continue
+            claim, last = sequence.held, self._rules.most_tokens(sequence) - 1  # the last token is never computed
+            self._cache.extend(claim, min(entry.end_at_most + num_passes, last), min_blocks_left=num_running)
+            self._row_of[sequence] = len(starts)
+            num_covered = len(claim.block_ids) * self._cache.block_size
+            starts.append(CheckedSequence(entry, first_draws[sequence], num_covered))
+        if not starts:
+            return None
         try:
-            self._change_head(sequence for sequence, *_ in checked)
+            self._change_head(self._row_of)
             self._ahead = self._runner.draft_ahead(starts, num_passes)
         except (torch.OutOfMemoryError, MemoryError) as error:
             log.warning("nothing is drafted ahead: %s", first_line(error))
-        self._row_of = {sequence: row for row, (sequence, *_) in enumerate(checked)}
         return self._ahead
 
     def took(self, sequence: Sequence) -> None:
@@ -98,13 +113,6 @@ class MtpDrafts:
             self._runner.change_draft_head(rows.tolist(), tokens.tolist())
             self._vocabulary.made(rows, tokens)
 
-    def _checked(
-        self, sequence: Sequence, entry: SequenceInput, first_draw: int, most_tokens: int, num_running: int
-    ) -> CheckedSequence:
-        claim = sequence.held
-        self._cache.extend(claim, most_tokens, min_blocks_left=num_running)
-        return CheckedSequence(entry, first_draw, len(claim.block_ids) * self._cache.block_size)
-
     def _made_ahead(self, ahead: DraftsAhead, sequence: Sequence, num_drafts: int) -> SequenceOf[int]:
         row = self._row_of.get(sequence)
         if row is None:
@@ -112,11 +120,11 @@ class MtpDrafts:
         farthest = sequence.num_computed + sequence.num_pending
         return FutureDrafts(ahead, row, max(0, min(num_drafts, ahead.num_passes, ahead.num_covered[row] - farthest)))
 
-    def _made_now(self, wanted: list[tuple[Sequence, int]], num_running: int) -> list[list[int]]:
-        starts = [self._start(sequence, num_drafts, num_running) for sequence, num_drafts in wanted]
+    def _made_now(self, wanted: Mapping[Sequence, int], num_running: int) -> list[list[int]]:
+        starts = [self._start(sequence, num_drafts, num_running) for sequence, num_drafts in wanted.items()]
         drafting = [start for start in starts if start.num_drafts > 0]
         try:
-            self._change_head(sequence for sequence, _ in wanted)
+            self._change_head(wanted)
             made = iter(self._runner.draft_tokens(drafting) if drafting else ())
         except (torch.OutOfMemoryError, MemoryError) as error:
             log.warning("a step goes without drafts: %s", first_line(error))

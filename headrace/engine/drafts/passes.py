@@ -139,11 +139,11 @@ class CapturedDrafts:
 
     def takes(self, starts: Sequence[CheckedSequence], num_passes: int) -> bool:
         """True if `draft_ahead` can take these sequences with so many passes."""
+        most_drafts, max_blocks = self._drafted.shape[1], self._max_blocks
         return (
             len(starts) <= self.sizes[-1]
-            and num_passes <= self._drafted.shape[1]
-            and max((len(start.entry.tokens) for start in starts), default=1) <= self._drafted.shape[1] + 1
-            and max((len(start.entry.block_ids) for start in starts), default=0) <= self._max_blocks
+            and num_passes <= most_drafts
+            and all(len(each.tokens) <= most_drafts + 1 and len(each.block_ids) <= max_blocks for each, *_ in starts)
         )
 
     @torch.inference_mode()
@@ -151,7 +151,9 @@ class CapturedDrafts:
         """Has the layer draft behind the step that was just launched, whatever that draws. Waits for nothing."""
         n, size = len(starts), next(size for size in self.sizes if size >= len(starts))
         rows = self._checked.packed(starts, size, num_passes)
-        width = cdiv(max(start.num_tokens(num_passes) for start in starts), self._block_size)
+        # Tokens that passes may reach: if all drafts so far are accepted, and so many are made behind them.
+        farthest = max(min(covered, entry.end_at_most + num_passes) for entry, _, covered in starts)
+        width = cdiv(farthest, self._block_size)
         self._unpack(rows, starts, width, self._checked.fields(size))
         if num_passes == self._drafted.shape[1]:
             self._whole[size].replay()

@@ -88,15 +88,16 @@ class EngineDrafts(EngineTokens):
         rows = drafting.rows_ahead
         pending = dict.fromkeys(step.inputs.draw_index, 1)
         for chunk in step.chunks:
-            if chunk.num_drafts and chunk.sequence in decoding:
-                sequence = chunk.sequence
+            sequence = chunk.sequence
+            if chunk.num_drafts and sequence in decoding:
                 assert chunk.tail is not None, "a model with an MTP layer keeps tails"
                 slot = chunk.draft_slots[0] if chunk.draft_slots else sequence.held.slot
                 sequence.behind = BehindCheck(rows[sequence], chunk.num_drafts, chunk.tail.written, slot)
-                pending[sequence] = sequence.num_pending
+                pending[sequence] = 1 + chunk.num_drafts
         drafting.forget()
         drafting.propose(self._running, self.cost_fit, now_s, pending)
-        if sum(map(self._num_draft_slots, decoding)) > self.cache.draft_slots.num_free:
+        num_free = self.cache.draft_slots.num_free  # each takes one at most, as it keeps a tail
+        if len(decoding) > num_free and sum(map(self._num_draft_slots, decoding)) > num_free:
             if step.has_drafts:
                 self._know_tokens()
             self._cut_drafts()
@@ -126,6 +127,6 @@ class EngineDrafts(EngineTokens):
         at, interval = sequence.num_computed, self._tail_rows.interval
         if sequence.behind is not None:  # one for wherever it turns out to stand
             num_before = interval - (at + 1) % interval
-            return int(num_before <= sequence.num_pending + len(sequence.drafts))
+            return int(num_before <= 1 + sequence.behind.num_drafts + len(sequence.drafts))
         num_before = interval - at % interval  # tokens before the state that is written next; the first is no draft
         return int(1 < num_before <= 1 + len(sequence.drafts) and sequence.held.source is None)
