@@ -156,9 +156,10 @@ class StepGraphs:
             part = passes.run([inputs[i] for i in some])
             is_last = n == len(replays) - 1
             logits.append(part if is_last else part.clone())  # the next replay may overwrite it
-        order = [i for _, some in replays for i in some for _ in range(inputs[i].num_logits)]
+        drawing = [i for _, some in replays for i in some if inputs[i].num_logits]
         joined = logits[0] if len(logits) == 1 else torch.cat(logits)
-        if order != sorted(order):
+        if drawing != sorted(drawing):
+            order = [i for i in drawing for _ in range(inputs[i].num_logits)]
             by_input = sorted(range(len(order)), key=order.__getitem__)
             return Replayed(joined.index_select(0, upload_values(by_input, joined.device)), is_drawn=False)
         return Replayed(joined, is_drawn=len(replays) == 1 and replays[0][0] is not self.prefills)

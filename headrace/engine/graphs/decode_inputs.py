@@ -145,21 +145,20 @@ class HostTable:
 
     def rows(self, inputs: Sequence[HasBlocks], width: int) -> np.ndarray:
         """[len(inputs), width], the first ids of each."""
-        lists = [entry.block_ids for entry in inputs]
-        if sum(id(ids) not in self._known for ids in lists) > len(self._free):
-            self._forget_all_but({id(ids) for ids in lists})
         order = []
-        for ids in lists:
+        for entry in inputs:
+            ids = entry.block_ids
             kept = self._known.get(id(ids))
-            if kept is None or kept[1] < len(ids):
-                kept = self._add_ids(ids, kept)
+            if kept is None:
+                if not self._free:
+                    self._forget_all_but({id(each.block_ids) for each in inputs})
+                kept = self._add_ids(ids, self._free.pop(), 0)
+            elif kept[1] < len(ids):
+                kept = self._add_ids(ids, kept[0], kept[1])
             order.append(kept[0])
         return self._table[order, :width]
 
-    def _add_ids(
-        self, ids: Sequence[int], kept: tuple[int, int, Sequence[int]] | None
-    ) -> tuple[int, int, Sequence[int]]:
-        row, num_known = (self._free.pop(), 0) if kept is None else kept[:2]
+    def _add_ids(self, ids: Sequence[int], row: int, num_known: int) -> tuple[int, int, Sequence[int]]:
         self._table[row, num_known : len(ids)] = ids[num_known:]
         self._known[id(ids)] = grown = row, len(ids), ids
         return grown

@@ -16,16 +16,16 @@ from itertools import chain
 import numpy as np
 import torch
 
-from headrace.cache.tails import BehindCheck
+from headrace.cache.tails import BehindCheck, TailStep
 from headrace.engine.graphs.decode_inputs import PAD_SLOT, HostTable, round_up
 from headrace.forward.forward_batch import DecodeGroup, DecodeRows, ForwardBatch
 from headrace.forward.memory import CacheMemory
-from headrace.forward.sequence_input import SequenceInput, tail_fields
+from headrace.forward.sequence_input import SequenceInput
 from headrace.kernels.attention.decode import PagedContexts
 from headrace.kernels.attention.paged_attention import PagedDecode
 from headrace.kernels.lib.segments import StateSource
 from headrace.kernels.lib.sizes import cdiv
-from headrace.kernels.lib.tails import TailField, Tails
+from headrace.kernels.lib.tails import Tails
 from headrace.kernels.lib.unpack import unpack
 from headrace.kernels.lib.upload import PinnedBuffers
 from headrace.kernels.sampling.checked_rows import CheckField, CheckSources, place_checked_rows
@@ -84,37 +84,43 @@ class VerifyInputs:
         end_fields = end_rows + len(CheckField) * B
         with self._buffers.next(end_fields + n * width) as packed:
             rows, fields, blocks = np.split(packed.numpy(), (end_rows, end_fields))
-            self._fill_rows(rows.reshape(len(RowField), B, self.rows_each), inputs)
             fields = fields.reshape(B, -1)
-            fields[:n] = self._check_fields(inputs)
+            if inputs:
+                fields[:n] = self._check_fields(inputs)
             fields[n:] = PADDING
+            self._fill_rows(rows.reshape(len(RowField), B, self.rows_each), inputs, fields[:n])
             blocks[:] = self._host_table.rows(inputs, width).reshape(-1)
             unpack(packed, self._rows[:, :num_rows], self._fields[:B], self._table[:n, :width])
 
-    def _check_fields(self, inputs: Sequence[SequenceInput]) -> np.ndarray:
-        """int32 [n, a `CheckField` each]."""
-        tails = tail_fields(inputs, self._sizes[2])
-        fields = np.empty((len(inputs), len(CheckField)), dtype=np.int32)
-        fields[:, CheckField.LENGTH] = [len(entry.tokens) for entry in inputs]
-        fields[:, CheckField.START] = starts = np.array([entry.start for entry in inputs], dtype=np.int32)
-        fields[:, CheckField.DRAW] = [_or_pad(entry.future_token) for entry in inputs]
-        fields[:, CheckField.SRC] = tails[:, TailField.SRC]
-        fields[:, CheckField.BASE] = base = starts - tails[:, TailField.KEPT]
-        fields[:, CheckField.DST] = [entry.dst_slot for entry in inputs]
-        fields[:, CheckField.ROW] = tails[:, TailField.ROW]
-        is_written = tails[:, TailField.DST] >= 0
-        fields[:, CheckField.WRITTEN] = np.where(is_written, base + tails[:, TailField.WRITTEN], PAD_SLOT)
-        behind = [entry.behind or NOT_BEHIND for entry in inputs]
-        fields[:, CheckField.COUNTED_AT] = [each.row for each in behind]
-        fields[:, CheckField.NEXT_SRC] = [each.slot for each in behind]
-        fields[:, CheckField.NEXT_BASE] = [_or_pad(each.base) for each in behind]
-        return fields
+    def _check_fields(self, inputs: Sequence[SequenceInput]) -> list[tuple[int, ...]]:
+        """A row of each, in the order of `CheckField`."""
+        rows: list[tuple[int, ...]] = []
+        for entry in inputs:
+            counted_at, _, next_base, next_src = entry.behind or NOT_BEHIND
+            row, base, written = entry.tail or TailStep(entry.dst_slot, entry.start, entry.end)
+            rows.append(
+                (
+                    len(entry.tokens),
+                    entry.start,
+                    PAD_SLOT if entry.future_token is None else entry.future_token,
+                    counted_at,
+                    PAD_SLOT if entry.src_slot is None else entry.src_slot,
+                    base,
+                    next_src,
+                    PAD_SLOT if next_base is None else next_base,
+                    entry.dst_slot,
+                    row,
+                    PAD_SLOT if written is None else written,
+                )
+            )
+        return rows
 
-    def _fill_rows(self, rows_FBT: np.ndarray, inputs: Sequence[SequenceInput]) -> None:
+    def _fill_rows(self, rows_FBT: np.ndarray, inputs: Sequence[SequenceInput], fields: np.ndarray) -> None:
         n, T = len(inputs), self.rows_each
-        lengths = np.array([len(entry.tokens) for entry in inputs], dtype=np.int64)
+        lengths = fields[:, CheckField.LENGTH]
         num_logits = np.array([entry.num_logits for entry in inputs], dtype=np.int64)
-        future_rows = np.array([_or_pad(entry.future_drafts) for entry in inputs], dtype=np.int64)
+        future_drafts = [PAD_SLOT if e.future_drafts is None else e.future_drafts for e in inputs]
+        future_rows = np.array(future_drafts, dtype=np.int64)
         place = np.arange(T)
         is_real = place < lengths[:, None]
         is_future = is_real & (place > 0) & (future_rows >= 0)[:, None]
@@ -124,7 +130,7 @@ class VerifyInputs:
             is_future, future_rows[:, None] * self._sources.drafted.shape[1] + place - 1, PAD_SLOT
         )
         rows_FBT[RowField.TOKEN, :n][is_real] = list(chain.from_iterable([entry.tokens for entry in inputs]))
-        rows_FBT[RowField.DST, np.arange(n), lengths - 1] = [entry.dst_slot for entry in inputs]
+        rows_FBT[RowField.DST, np.arange(n), lengths - 1] = fields[:, CheckField.DST]
         for sequence, entry in enumerate(inputs):
             if entry.emit:
                 rows_FBT[RowField.DST, sequence, : len(entry.emit)] = [slot for _, slot in entry.emit]
@@ -153,7 +159,3 @@ class VerifyInputs:
             logit_rows=logit_rows,
             last_token_queries=None,
         )
-
-
-def _or_pad(number: int | None) -> int:
-    return PAD_SLOT if number is None else number
