@@ -1,12 +1,14 @@
 """A generation request and the tokens of its answer, as router, engine and wire messages share them.
 
-Frozen dataclasses; counts are in tokens, logprobs are natural logarithms.
+Values that nobody changes; counts are in tokens, logprobs are natural logarithms.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
+from typing import NamedTuple
 
 from headrace.token_array import TokenArray
 
@@ -57,7 +59,7 @@ class Sampling:
 
     grammar: str | None = None
 
-    @property
+    @cached_property
     def has_penalty(self) -> bool:
         """True if a token's chance depends on the tokens before it."""
         return self.repetition_penalty != 1.0 or bool(self.presence_penalty or self.frequency_penalty)
@@ -105,9 +107,8 @@ class Logprobs:
     top: tuple[Alternative, ...] = ()
 
 
-@dataclass(frozen=True)
-class Token:
-    """One token of a prompt or an answer."""
+class Token(NamedTuple):
+    """One token of a prompt or an answer. A tuple, as a step makes a few for each of its sequences."""
 
     id: int
     logprobs: Logprobs | None = None

@@ -204,7 +204,8 @@ class EngineTokens(EngineRequests):
                 if ids[draw] == NO_TOKEN:
                     self._give_up_nan(sequence)
                     continue
-                self._prove(sequence)
+                if not sequence.held.is_proven:
+                    self.cache.prove(sequence.held)
                 sequence.append(ids[draw])
                 finish = self._rules.finish_reason(sequence)
                 self._appended(Taken(sequence, drawn, slice(draw, draw + 1), finish))
@@ -220,26 +221,28 @@ class EngineTokens(EngineRequests):
         They are published and appended as if each had come in a step of its own. `ids`: what the step's draws drew.
         """
         sequence, drafts = chunk.sequence, chunk.drafts
-        first_draw = step.inputs.draw_index[sequence]
         sequence.behind = None
         if sequence.drafts is drafts:  # else these are of the next step, which was launched behind this one
             sequence.drafts = ()
         if is_running:
+            first_draw = step.inputs.draw_index[sequence]
             token_ids = ids[first_draw : first_draw + 1 + chunk.num_drafts]
             new = token_ids[: num_accepted(token_ids, drafts) + 1]
             is_lost = NO_TOKEN in new  # perhaps as an accepted draft: the layer drafts it, too
             if is_lost:
                 del new[new.index(NO_TOKEN) :]
             if new:
-                self._take_new(chunk, step, new)
+                self._take_new(chunk, step, first_draw, new)
             if is_lost and sequence in self._running:
                 self._give_up_nan(sequence)
-        self.cache.draft_slots.give_back(chunk.draft_slots)
+        if chunk.draft_slots:
+            self.cache.draft_slots.give_back(chunk.draft_slots)
 
-    def _take_new(self, chunk: ScheduledChunk[Sequence], step: InFlight, token_ids: list[int]) -> None:
+    def _take_new(self, chunk: ScheduledChunk[Sequence], step: InFlight, first_draw: int, token_ids: list[int]) -> None:
         """Takes tokens that a check has drawn, accepted drafts among them, up to the one that ends the sequence."""
-        sequence, first_draw = chunk.sequence, step.inputs.draw_index[chunk.sequence]
-        self._prove(sequence)  # not what this step has written: NaN may stand behind these tokens
+        sequence = chunk.sequence
+        if not sequence.held.is_proven:  # not what this step has written: NaN may stand behind these tokens
+            self.cache.prove(sequence.held)
         num_taken, finish = append_new(sequence, token_ids, self._rules)
         keep_accepted(chunk, num_taken, self.cache, self._publisher)
         self.computed_tokens += num_taken
@@ -264,11 +267,6 @@ class EngineTokens(EngineRequests):
         remedy = "its activations overflow, or its weights are damaged: try engine.dtype float32 or bfloat16"
         sequence.job.on_event(Failed(kind(f"the model's {what}; {remedy}")))
 
-    def _prove(self, sequence: Sequence) -> None:
-        """Notes in the cache that a token was drawn for a sequence, the first one since it was admitted."""
-        if not sequence.held.is_proven:
-            self.cache.prove(sequence.held)
-
     def _appended(self, taken: Taken) -> None:
         """Keeps new tokens to be reported, and takes a sequence that needs no more of them out of the steps."""
         sequence = taken.sequence
@@ -282,11 +280,15 @@ class EngineTokens(EngineRequests):
         """Reports the tokens that were taken, and which sequences have ended; nothing of those that were released."""
         unreported, self._unreported = self._unreported, []
         for sequence, drawn, draws, finish in unreported:
-            for draw, token in enumerate(drawn.tokens(draws), draws.start + 1):
+            on_event = sequence.job.on_event
+            *others, last = drawn.tokens(draws)
+            for token in others:
                 if sequence.claim is not None:
-                    sequence.job.on_event(Sampled(token, finish if draw == draws.stop else None))
+                    on_event(Sampled(token, None))
+            if sequence.claim is not None:
+                on_event(Sampled(last, finish))
             if finish is not None and sequence.claim is not None:
-                sequence.job.on_event(Finished(finish))
+                on_event(Finished(finish))
 
     def _note_time(self, step: InFlight) -> None:
         """Notes that a step is done, and how long it took.

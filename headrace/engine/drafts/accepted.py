@@ -6,7 +6,6 @@ from collections.abc import Sequence as SequenceOf
 
 from headrace.cache.prefix_cache import PrefixCache
 from headrace.cache.publishing import Publisher, ScheduledChunk
-from headrace.cache.tails import TailStep
 from headrace.engine.sampling.stopping import StopRules
 from headrace.engine.sequence import Sequence
 from headrace.request import FinishReason
@@ -15,8 +14,8 @@ from headrace.request import FinishReason
 def num_accepted(drawn: SequenceOf[int], drafts: SequenceOf[int]) -> int:
     """Leading drafts that are the token drawn in their place."""
     number = 0
-    for token_id, draft in zip(drawn, drafts, strict=False):
-        if token_id != draft:
+    for draft in drafts:
+        if drawn[number] != draft:
             break
         number += 1
     return number
@@ -42,9 +41,25 @@ def keep_accepted(chunk: ScheduledChunk[Sequence], num_tokens: int, cache: Prefi
     That is what steps of one token each would have published. Between ends of blocks they publish nothing, so that
     only the states there and the last one become the claim's in turn.
     """
-    if chunk.tail is not None:
-        _keep_with_tail(chunk, chunk.tail, num_tokens, cache, publisher)
+    tail = chunk.tail
+    if tail is None:
+        _keep_without_tail(chunk, num_tokens, cache, publisher)
         return
+    # A block ends where a state is written, or nowhere in the step. That state counts if all tokens before it do.
+    sequence, end = chunk.sequence, chunk.sequence.num_computed + num_tokens
+    if tail.written is not None and tail.written <= end:
+        if chunk.draft_slots:
+            cache.draft_slots.accept(sequence.held, chunk.draft_slots, chunk.draft_slots[0])
+        sequence.num_computed = tail.written
+        publisher.written(chunk)
+        sequence.tail = tail.after(end)
+    sequence.num_computed = end
+
+
+def _keep_without_tail(
+    chunk: ScheduledChunk[Sequence], num_tokens: int, cache: PrefixCache, publisher: Publisher
+) -> None:
+    """As `keep_accepted`, of states that were written after each token."""
     sequence, claim = chunk.sequence, chunk.sequence.held
     start, size = sequence.num_computed, cache.block_size
     states, end = (*chunk.draft_slots, claim.slot), start + num_tokens
@@ -54,20 +69,3 @@ def keep_accepted(chunk: ScheduledChunk[Sequence], num_tokens: int, cache: Prefi
             cache.draft_slots.accept(claim, chunk.draft_slots, state)
         sequence.num_computed = num_computed
         publisher.written(chunk)
-
-
-def _keep_with_tail(
-    chunk: ScheduledChunk[Sequence], tail: TailStep, num_tokens: int, cache: PrefixCache, publisher: Publisher
-) -> None:
-    """As `keep_accepted`: the state that the step has written counts if all tokens before it do.
-
-    A block ends where a state is written, or nowhere in the step.
-    """
-    sequence, end = chunk.sequence, chunk.sequence.num_computed + num_tokens
-    if tail.written is not None and tail.written <= end:
-        if chunk.draft_slots:
-            cache.draft_slots.accept(sequence.held, chunk.draft_slots, chunk.draft_slots[0])
-        sequence.num_computed = tail.written
-        publisher.written(chunk)
-        sequence.tail = tail.after(end)
-    sequence.num_computed = end
