@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from benchmarks.shapes import CPU_SHAPES, random_prompts, write_shape, write_weights
 from benchmarks.timing import compare, table_header, table_row
 from headrace.cache.checkpoints import ChunkSpan
-from headrace.cache.tails import Tail, TailStep, tail_interval
+from headrace.cache.tails import Tail, tail_interval
 from headrace.engine.runner import ModelRunner
 from headrace.forward.memory import CacheMemory
 from headrace.forward.sequence_input import SequenceInput
@@ -61,7 +61,7 @@ class OurSide:
             bases = [tail.after(position + 1).base if tail is not None else position + 1 for tail in tails]
         return time.perf_counter() - started_s
 
-    def _tail(self, sequence: int, base: int, position: int) -> TailStep | None:
+    def _tail(self, sequence: int, base: int, position: int) -> Tail | None:
         """A decode's tail, as the engine would have it, if the model keeps tails."""
         if not self._has_tails:
             return None

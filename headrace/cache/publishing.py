@@ -15,7 +15,7 @@ from headrace.cache.checkpoints import Boundary, CheckpointPolicy, ChunkSpan, Pr
 from headrace.cache.claims import Claim
 from headrace.cache.index import Checkpoint
 from headrace.cache.prefix_cache import PrefixCache
-from headrace.cache.tails import TailStep
+from headrace.cache.tails import Tail
 from headrace.cache.types import PrefixKey, SlotId
 
 
@@ -81,7 +81,7 @@ class ScheduledChunk(Generic[S]):
     num_drafts: int = 0
     slack: int = 0
     draft_slots: list[SlotId] = field(default_factory=list)
-    tail: TailStep | None = None
+    tail: Tail | None = None
 
     def begin_at(self, num_tokens: int) -> None:
         """Places the span behind so many tokens, now that they are known."""

@@ -28,35 +28,26 @@ def tail_places(block_size: int) -> int:
     return 2 * tail_interval(block_size)
 
 
-class TailStep(NamedTuple):
-    """A step's part in a sequence's tail.
+class Tail(NamedTuple):
+    """A running sequence's row of the ring, and the tokens before the state that it follows.
 
-    row      of the ring
-    base     tokens before the state that the step reads
-    written  tokens before the state that it writes; None: it writes none
+    written  in a step: tokens before the state that the step writes; None: it writes none
     """
 
     row: int
     base: int
-    written: int | None
+    written: int | None = None
+
+    def step(self, span: ChunkSpan, interval: int) -> Tail:
+        """The tail in a step of these tokens, at most `interval` of them."""
+        boundary = span.start - span.start % interval + interval
+        return Tail(self.row, self.base, boundary) if boundary <= span.end else self
 
     def after(self, num_tokens: int) -> Tail:
-        """The tail behind the step, if the sequence's first `num_tokens` tokens count as computed."""
-        if self.written is None or self.written > num_tokens:
-            return Tail(self.row, self.base)
-        return Tail(self.row, self.written)
-
-
-class Tail(NamedTuple):
-    """A running sequence's row of the ring, and the tokens before the state that it follows."""
-
-    row: int
-    base: int
-
-    def step(self, span: ChunkSpan, interval: int) -> TailStep:
-        """The step of these tokens, at most `interval` of them."""
-        boundary = span.start - span.start % interval + interval
-        return TailStep(self.row, self.base, boundary if boundary <= span.end else None)
+        """The tail behind its step, if the sequence's first `num_tokens` tokens count as computed."""
+        if self.written is None:
+            return self
+        return Tail(self.row, self.written if self.written <= num_tokens else self.base)
 
 
 class BehindCheck(NamedTuple):

@@ -24,7 +24,7 @@ import torch
 from headrace.cache.checkpoints import CheckpointPolicy
 from headrace.cache.prefix_cache import PrefixCache
 from headrace.cache.publishing import ScheduledChunk
-from headrace.cache.tails import Tail, TailStep
+from headrace.cache.tails import Tail
 from headrace.engine.drafts.drafting import Drafting
 from headrace.engine.drafts.steps import EngineDrafts
 from headrace.engine.failures import NeedsMoreMemory, OutOfMemory, blamed, first_line, is_first_prefill, log_summary
@@ -259,7 +259,7 @@ class Engine(EngineDrafts):
             if sequence.tail is None:
                 sequence.tail = Tail(self._tail_rows.take(), sequence.num_computed)
             if chunk.slack:  # what it writes is found with its place
-                chunk.tail = TailStep(sequence.tail.row, sequence.tail.base, None)
+                chunk.tail = sequence.tail
             else:
                 chunk.tail = sequence.tail.step(chunk.span, interval)
 

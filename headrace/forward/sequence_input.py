@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from headrace.cache.checkpoints import ChunkSpan
-from headrace.cache.tails import BehindCheck, Tail, TailStep
+from headrace.cache.tails import BehindCheck, Tail
 from headrace.kernels.lib.tails import TailField
 
 
@@ -38,7 +38,7 @@ class SequenceInput:
     future_token: int | None = None  # tokens[0] stands in for the token with this index among the last launch's draws
     future_drafts: int | None = None  # tokens[1:] stand in for those that the layer drafted last in this row
     is_prompt: bool = False  # of a prompt, or computed again: not a decode, even if it is one token
-    tail: TailStep | None = None  # of a decode; None: it has none, or the model keeps no tails
+    tail: Tail | None = None  # of a decode; None: it has none, or the model keeps no tails
     behind: BehindCheck | None = None
     # Asked many times in a step, so each is found once.
     is_decode: bool = field(init=False)  # one new token of an answer
@@ -91,7 +91,7 @@ def written_slots(entry: SequenceInput) -> list[int]:
 def tail_fields(inputs: Sequence[SequenceInput], num_places: int) -> np.ndarray:
     """The numbers of decodes' tails, in a ring with so many places a row: int32 [len(inputs), a `TailField` each]."""
     fields = np.empty((len(inputs), len(TailField)), dtype=np.int32)
-    tails = [entry.tail or TailStep(entry.dst_slot, entry.start, entry.end) for entry in inputs]
+    tails = [entry.tail or Tail(entry.dst_slot, entry.start, entry.end) for entry in inputs]
     pairs = list(zip(inputs, tails, strict=True))
     base = np.array([tail.base for tail in tails], dtype=np.int32)
     fields[:, TailField.SRC] = [-1 if entry.src_slot is None else entry.src_slot for entry in inputs]

@@ -16,7 +16,7 @@ from itertools import chain
 import numpy as np
 import torch
 
-from headrace.cache.tails import BehindCheck, TailStep
+from headrace.cache.tails import BehindCheck, Tail
 from headrace.engine.graphs.decode_inputs import PAD_SLOT, HostTable, round_up
 from headrace.forward.forward_batch import DecodeGroup, DecodeRows, ForwardBatch
 from headrace.forward.memory import CacheMemory
@@ -97,7 +97,7 @@ class VerifyInputs:
         rows: list[tuple[int, ...]] = []
         for entry in inputs:
             counted_at, _, next_base, next_src = entry.behind or NOT_BEHIND
-            row, base, written = entry.tail or TailStep(entry.dst_slot, entry.start, entry.end)
+            row, base, written = entry.tail or Tail(entry.dst_slot, entry.start, entry.end)
             rows.append(
                 (
                     len(entry.tokens),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.cache.tails import BehindCheck, TailStep
+from headrace.cache.tails import BehindCheck, Tail
 from headrace.forward.sequence_input import SequenceInput, known_place, tail_fields
 from headrace.kernels.sampling.checked_rows import (
     CheckField,
@@ -62,7 +62,7 @@ def test_a_sequence_behind_a_check_stands_where_the_host_would_put_it(start: int
         num_logits=3,
         future_token=11,
         future_drafts=2,
-        tail=TailStep(5, start - start % 16, None),
+        tail=Tail(5, start - start % 16, None),
         behind=behind,
     )
     known = known_place(entry, num_accepted, interval=16)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from headrace.cache.tails import BehindCheck, TailStep
+from headrace.cache.tails import BehindCheck, Tail
 from headrace.engine.runner import ModelRunner
 from headrace.forward.sequence_input import SequenceInput
 from tests.support.engine.interpreted import blocks_of
@@ -16,7 +16,7 @@ LENGTHS_BEFORE = (14, 14, 15)
 
 def drafted(sequence: int, tokens: list[int], start: int, written: int | None = None, dst: int = 11) -> SequenceInput:
     """A token and its drafts behind the state in its slot; the state after `written` tokens goes to `dst`."""
-    tail, slots = TailStep(sequence, start, written), (sequence, sequence if written is None else dst)
+    tail, slots = Tail(sequence, start, written), (sequence, sequence if written is None else dst)
     return SequenceInput(tokens, start, blocks_of(sequence), *slots, num_logits=len(tokens), tail=tail)
 
 
@@ -41,14 +41,14 @@ def behind_a_check(
     ours._sources.drafted[1, :3] = torch.tensor([50, 51, 52])
     behind = [
         SequenceInput([0, 0, 0], 15, blocks_of(0), 0, 10, num_logits=3, future_token=0, future_drafts=1,
-                      tail=TailStep(0, 14, None), behind=BehindCheck(1, 3, 16, 8)),
+                      tail=Tail(0, 14, None), behind=BehindCheck(1, 3, 16, 8)),
         SequenceInput([0, 0], 15, blocks_of(1), 1, 11, num_logits=2, future_token=4, future_drafts=1,
-                      tail=TailStep(1, 14, None), behind=BehindCheck(0, 2, 16, 9)),
-        SequenceInput([0], 16, blocks_of(2), 2, 2, future_token=7, tail=TailStep(2, 16, None)),
+                      tail=Tail(1, 14, None), behind=BehindCheck(0, 2, 16, 9)),
+        SequenceInput([0], 16, blocks_of(2), 2, 2, future_token=7, tail=Tail(2, 16, None)),
     ]  # fmt: skip
     known = [
-        replace(behind[0], tokens=[40, 50, 51], start=17, src_slot=8, tail=TailStep(0, 16, None)),
-        replace(behind[1], tokens=[42, 50], start=15, tail=TailStep(1, 14, 16)),
+        replace(behind[0], tokens=[40, 50, 51], start=17, src_slot=8, tail=Tail(0, 16, None)),
+        replace(behind[1], tokens=[42, 50], start=15, tail=Tail(1, 14, 16)),
         replace(behind[2], tokens=[45]),
     ]
     return behind, [replace(entry, future_token=None, future_drafts=None, behind=None) for entry in known]

@@ -3,7 +3,7 @@
 import pytest
 
 from headrace.cache.checkpoints import ChunkSpan
-from headrace.cache.tails import Tail, TailStep, tail_interval, tail_places
+from headrace.cache.tails import Tail, tail_interval, tail_places
 
 
 @pytest.mark.parametrize(
@@ -19,11 +19,11 @@ def test_every_end_of_a_block_is_one_of_an_interval(block_size: int, interval: i
     [(5, 6, None), (6, 8, 8), (7, 8, 8), (7, 12, 8), (8, 9, None), (8, 16, 16), (8, 15, None)],
 )
 def test_a_step_writes_the_state_at_the_next_multiple(start: int, end: int, written: int | None) -> None:
-    assert Tail(3, 5).step(ChunkSpan(start, end), 8) == TailStep(3, 5, written)
+    assert Tail(3, 5).step(ChunkSpan(start, end), 8) == Tail(3, 5, written)
 
 
 def test_the_base_moves_if_all_tokens_before_the_written_state_count() -> None:
-    step = TailStep(3, 5, 8)
+    step = Tail(3, 5, 8)
     assert step.after(7) == Tail(3, 5)
     assert step.after(8) == step.after(9) == Tail(3, 8)
-    assert TailStep(3, 5, None).after(7) == Tail(3, 5)
+    assert Tail(3, 5, None).after(7) == Tail(3, 5)

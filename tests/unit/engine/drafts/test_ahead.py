@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from headrace.cache.tails import TailStep
+from headrace.cache.tails import Tail
 from headrace.engine.build import BuiltEngine
 from headrace.engine.drafts.ahead import CheckedSequence, FutureDrafts
 from headrace.engine.drafts.passes import DraftStart, draft_tokens
@@ -113,7 +113,7 @@ def test_passes_begin_behind_the_drafts_that_were_right(num_passes: int, trained
             i,
             i,
             num_logits=len(drafts) + 1,
-            tail=TailStep(i, len(prompt), None),
+            tail=Tail(i, len(prompt), None),
         )
         for i, (prompt, drafts) in enumerate(zip(prompts, drafted, strict=True))
     ]
@@ -137,7 +137,7 @@ def test_passes_begin_behind_the_drafts_that_were_right(num_passes: int, trained
     assert_same_memory(ours, plain)
     assert ours.draft_tokens(known) == expected, "passes one by one begin where they are told to"
     # The next check may be about these, and the passes behind it read them where they are.
-    tail = TailStep(0, 14, None)
+    tail = Tail(0, 14, None)
     entry = SequenceInput([50, 0, 0], 18, blocks_of(0), 0, 0, num_logits=3, future_drafts=0, tail=tail)
     ours._drawn[:3] = torch.tensor([*ids[0][:2], 60])
     for more in {"tokens": [1] * 5, "num_logits": 5}, {"block_ids": [0] * 99}:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.cache.tails import TailStep
+from headrace.cache.tails import Tail
 from headrace.engine.graphs.captured_passes import (
     BATCH_SIZES,
     Captured,
@@ -64,8 +64,8 @@ def test_rows_say_where_each_sequence_stands(setup: Setup) -> None:
 
 def test_tails_say_what_is_read_of_the_ring_and_when_a_state_is_written(setup: Setup) -> None:
     inputs = [
-        replace(decode(7, 3, [5], 4, 4), tail=TailStep(2, 1, None)),
-        replace(decode(8, 7, [2, 1], 6, 1), tail=TailStep(0, 4, 8)),
+        replace(decode(7, 3, [5], 4, 4), tail=Tail(2, 1, None)),
+        replace(decode(8, 7, [2, 1], 6, 1), tail=Tail(0, 4, 8)),
     ]
     setup.graphs.run(inputs)
     (batch,) = setup.model.seen

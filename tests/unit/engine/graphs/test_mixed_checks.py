@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from headrace.cache.tails import TailStep
+from headrace.cache.tails import Tail
 from headrace.engine.graphs.mixed_inputs import MixedInputs
 from headrace.engine.graphs.verify_inputs import VerifyInputs
 from headrace.engine.runner import ModelRunner
@@ -105,8 +105,8 @@ def test_a_check_and_chunks_in_one_pass_equal_a_plain_step_row_for_row_and_state
     assert_same_step(ours, first, plain, first)
     # Fewer rows want logits in a pass of the same size.
     second = [
-        replace(drafted(0, [7, 8], 20), tail=TailStep(0, 17, None)),
-        replace(drafted(2, [8, 9, 1], 17), src_slot=11, tail=TailStep(2, 16, None)),
+        replace(drafted(0, [7, 8], 20), tail=Tail(0, 17, None)),
+        replace(drafted(2, [8, 9, 1], 17), src_slot=11, tail=Tail(2, 16, None)),
         step(4, fifth, 5, 18, 4, 4, emit=((16, 12),)),
     ]
     assert_same_step(ours, second, plain, second)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.cache.tails import BehindCheck, TailStep
+from headrace.cache.tails import BehindCheck, Tail
 from headrace.engine.graphs import mixed_inputs
 from headrace.engine.graphs.captured_passes import MOST_CHECKED_ROWS, Captured, CapturedPasses
 from headrace.engine.graphs.mixed_inputs import MixedInputs
@@ -160,7 +160,7 @@ def test_a_check_takes_the_smallest_mixed_pass_that_holds_it(checking: Setup) ->
         assert [batch.num_decodes for batch in checking.model.seen] == [2 * max(2, len(singles)), 0]
         checking.model.seen.clear()
     assert checking.graphs.run([drafted([1] * 5, [4, 5], 4, [5, 6, 7, 3]), chunk]) is None
-    behind = replace(one, future_token=0, tail=TailStep(0, 1, None), behind=BehindCheck(0, 1, None, 0))
+    behind = replace(one, future_token=0, tail=Tail(0, 1, None), behind=BehindCheck(0, 1, None, 0))
     checking.graphs.run([behind, chunk])
     assert checking.model.seen.pop().num_decodes == 4
 

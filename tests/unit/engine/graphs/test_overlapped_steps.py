@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.shapes import SHAPES
 from headrace.cache.checkpoints import ChunkSpan
-from headrace.cache.tails import Tail, TailStep, tail_interval
+from headrace.cache.tails import Tail, tail_interval
 from headrace.engine.graphs.captured_passes import CudaCapture
 from headrace.engine.graphs.decode_inputs import DecodeInputs
 from headrace.engine.graphs.prefill_inputs import PrefillInputs
@@ -41,7 +41,7 @@ def steps_at(n: int, batch: int) -> list[SequenceInput]:
     for i in range(batch):
         start, slot = n if i == 1 else CONTEXT + n, (7 * i + 3) % batch
         base = 1 if i == 1 else start - start % INTERVAL
-        tail = Tail(slot, base).step(ChunkSpan(start, start + 1), INTERVAL) if start else TailStep(slot, 0, 1)
+        tail = Tail(slot, base).step(ChunkSpan(start, start + 1), INTERVAL) if start else Tail(slot, 0, 1)
         token = (1_009 * i + 31 * n) % VOCAB
         steps.append(SequenceInput((token,), start, blocks_of(i), slot if start else None, slot, tail=tail))
     return steps

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from headrace.cache.layout import AttentionGroup, CacheLayout, StateGroup
-from headrace.cache.tails import BehindCheck, TailStep
+from headrace.cache.tails import BehindCheck, Tail
 from headrace.engine.drafts.passes import DraftStart, draft_tokens
 from headrace.engine.graphs.captured_passes import checked_sizes
 from headrace.engine.graphs.verify_inputs import VerifyInputs
@@ -80,9 +80,9 @@ def test_a_captured_check_equals_a_plain_one_row_for_row_and_state_for_state(wit
     assert_same_memory(ours, plain)
     # Behind two of the drafts, behind a state that was written in place, and behind one that was written elsewhere.
     after = [
-        replace(drafted(0, [7, 8], 20), tail=TailStep(0, 17, None)),
+        replace(drafted(0, [7, 8], 20), tail=Tail(0, 17, None)),
         drafted(1, [9], 32),
-        replace(drafted(2, [8], 17), src_slot=11, tail=TailStep(2, 16, None)),
+        replace(drafted(2, [8], 17), src_slot=11, tail=Tail(2, 16, None)),
     ]
     replayed = ours._graphs.run(after)
     assert replayed is not None
@@ -131,7 +131,7 @@ def test_each_sequence_of_a_check_is_placed_by_its_own_numbers() -> None:
     sources = CheckSources(torch.arange(40, 56), torch.arange(100, 148).view(16, 3), num_accepted)
     inputs = VerifyInputs(memory, sources, 4, 4, MAX_TOKENS)
     unknown = SequenceInput([0, 0], 30, blocks_of(2), 2, 10, num_logits=2, future_token=4, future_drafts=3,
-                            tail=TailStep(2, 29, None), behind=BehindCheck(5, 3, None, 8))  # fmt: skip
+                            tail=Tail(2, 29, None), behind=BehindCheck(5, 3, None, 8))  # fmt: skip
     by_slots = SequenceInput([6, 7, 8], 9, blocks_of(3), 3, 7, emit=((10, 8), (11, 9)), num_logits=3)
     inputs.load([drafted(0, [1, 2, 3, 4], 14, written=16), drafted(1, [5], 30), unknown, by_slots], 16)
     batch = inputs.batch(16)
