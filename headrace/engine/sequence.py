@@ -7,7 +7,6 @@ from array import array
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import NamedTuple, Protocol, TypeAlias
 
 from headrace.answer_grammar import AnswerGrammar
@@ -155,11 +154,15 @@ class Job:
     prompt_logprobs: int | None = None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Sequence:
     """A job's progress. Owned by the engine's thread; nodes keep it as a handle and read its `claim`.
 
+    It has slots, as a dict of so many fields is 1.6 kB: those of 64 sequences would exceed a core's first cache.
+
     tokens           prompt and answer so far, in one piece of memory: garbage collections do not visit each
+    most_tokens      of prompt and answer, by its job and its request
+    same_draw        the draw of each of its tokens, where that is always the best one of the model's logits; else None
     arrival          when the router took it in, on the engine's clock; its place in every order
     client_work      what its client's requests have taken of this engine lately, in tokens at depth 0
     is_over_share    its client has taken more than its share: the sequence yields to those of other clients
@@ -194,6 +197,8 @@ class Sequence:
     job: Job
     hasher: PrefixHasher
     tokens: array[int] = field(init=False)
+    most_tokens: int = field(init=False)
+    same_draw: Draw | None = field(init=False)
     arrival: Arrival = (0.0, 0)
     client_work: float = 0.0
     is_over_share: bool = False
@@ -232,6 +237,10 @@ class Sequence:
         self.prefill_length = len(self.tokens)
         words = [word.tokens for word in self.request.sampling.bad_words if len(word.tokens) > 1]
         self.bad_words = BadWords(words) if words else None
+        self.most_tokens = min(
+            self.prompt_length + self.job.max_new, self.request.num_prompt_tokens + self.request.sampling.max_tokens
+        )
+        self.same_draw = self._same_draw()
 
     def append(self, token_id: int) -> None:
         """Adds the newest token of the answer."""
@@ -289,17 +298,9 @@ class Sequence:
         """Tokens it came with: the prompt and the tokens generated elsewhere before."""
         return len(self.job.request.tokens)
 
-    @cached_property
-    def most_tokens(self) -> int:
-        """Tokens of prompt and answer at most, by its job and its request."""
-        request = self.job.request
-        return min(self.prompt_length + self.job.max_new, request.num_prompt_tokens + request.sampling.max_tokens)
-
-    @cached_property
-    def same_draw(self) -> Draw | None:
-        """The draw of each of its tokens, where that is always the best one of the model's logits; else None."""
-        sampling = self.job.request.sampling
-        if sampling.has_bias or sampling.min_tokens or not self.draws_alike:
+    def _same_draw(self) -> Draw | None:
+        sampling = self.request.sampling
+        if sampling.has_bias or sampling.min_tokens or sampling.grammar is not None or not self.draws_alike:
             return None
         draw = Draw(sampling, position=0)
         return draw if draw.is_greedy else None
