@@ -69,7 +69,7 @@ def _merge_kernel(
     A program merges HEADS heads of one row; where items have more than FEW_PIECES pieces on average, one head.
     """
     let_next_start()
-    HKV: tl.constexpr = (H + GROUP - 1) // GROUP
+    HKV: tl.constexpr = (H + GROUP - 1) // GROUP  # `tl.cdiv` is no constant to Triton 3.6
     is_few = num_programs <= FEW_PIECES * num_tiles * HKV
     heads = tl.where(is_few, HEADS, 1)
     row, first_head = tl.program_id(0) // (H // heads), tl.program_id(0) % (H // heads) * heads

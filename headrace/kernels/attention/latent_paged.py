@@ -113,7 +113,7 @@ def _latent_decode_kernel(
 ):  # fmt: skip
     """A program's share of all steps, as in decode.py: HEADS heads take the place of a KV head's."""
     let_next_start()
-    GROUPS: tl.constexpr = (H + HEADS - 1) // HEADS
+    GROUPS: tl.constexpr = (H + HEADS - 1) // HEADS  # `tl.cdiv` is no constant to Triton 3.6
     position, share_end, tile, tile_begin, tile_end = share_of(
         lens_ptr, tl.program_id(0), tl.num_programs(0), least_steps, num_tiles, GROUPS, T, TOKENS, KEYS
     )
