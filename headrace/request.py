@@ -1,6 +1,6 @@
 """A generation request and the tokens of its answer, as router, engine and wire messages share them.
 
-Values that nobody changes; counts are in tokens, logprobs are natural logarithms.
+Frozen dataclasses; counts are in tokens, logprobs are natural logarithms.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
-from typing import NamedTuple
 
 from headrace.token_array import TokenArray
 
@@ -107,8 +106,9 @@ class Logprobs:
     top: tuple[Alternative, ...] = ()
 
 
-class Token(NamedTuple):
-    """One token of a prompt or an answer. A tuple, as a step makes a few for each of its sequences."""
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token of a prompt or an answer."""
 
     id: int
     logprobs: Logprobs | None = None
