@@ -34,6 +34,7 @@ app = typer.Typer(
 )
 console = Console(markup=False)  # names and addresses may hold brackets
 Name = Annotated[str, typer.Argument(help="the cluster's name")]
+NameOption = Annotated[str | None, typer.Option("--name", help="the same, as `headrace up` takes it")]
 
 
 def main() -> None:
@@ -109,11 +110,12 @@ def settings() -> None:
 
 
 @app.command()
-def status(name: Name = "default") -> None:
+def status(name: Name = "default", option: NameOption = None) -> None:
     """Show the nodes of a running cluster, and the links between them."""
     from deploy.api import first_to_answer
     from deploy.show import link_table, node_table
 
+    name = option or name
     apis = _routers(name)
     urls = [each.url for each in apis]
     api, cluster = first_to_answer(apis)
@@ -178,6 +180,7 @@ def drain(
 @app.command()
 def scale(
     name: Name = "default",
+    option: NameOption = None,
     prefill: Annotated[int | None, typer.Option(help="number of prefill nodes")] = None,
     decode: Annotated[int | None, typer.Option(help="number of decode nodes")] = None,
     both: Annotated[int | None, typer.Option(help="number of nodes that prefill and decode")] = None,
@@ -188,6 +191,7 @@ def scale(
     from deploy.operations import counts_of
     from deploy.show import drained_text
 
+    name = option or name
     _runs().ready(name)
     wanted = {"order": "scale", "counts": counts_of(prefill, decode, both), "timeout_s": timeout}
     done = order(_runs().running(name).run_id, wanted, START_MARGIN_S + timeout)
@@ -200,6 +204,7 @@ def scale(
 @app.command()
 def chat(
     name: Name = "default",
+    option: NameOption = None,
     report: Annotated[bool, typer.Option("--report", help="show where each answer's tokens came from")] = False,
     max_tokens: Annotated[int, typer.Option(help="longest answer")] = 256,
     temperature: Annotated[float, typer.Option(help="0: always the likeliest token")] = 0.0,
@@ -209,7 +214,7 @@ def chat(
     from deploy.api import first_to_answer
     from deploy.chat import converse
 
-    apis = _routers(name, url)
+    apis = _routers(option or name, url)
     api = apis[0] if url else first_to_answer(apis)[0]
     converse(api, console, max_tokens=max_tokens, temperature=temperature, report=report)
 
@@ -239,7 +244,7 @@ def key(
 @app.command()
 def down(
     name: Name = "default",
-    option: Annotated[str | None, typer.Option("--name", help="the same, as `headrace up` takes it")] = None,
+    option: NameOption = None,
 ) -> None:
     """Stop a running cluster; no error when none runs."""
     from deploy.daemon import stop_run

@@ -19,10 +19,18 @@ UNITS = ("B", "KiB", "MiB", "GiB")
 def node_table(nodes: Sequence[Mapping[str, Any]]) -> Table:
     """One row for each node; pools as in use+cached/total."""
     facts = ("name", "role", "state", "address", "pid", "running", "waiting")
-    table = Table(*facts, "blocks", "slots", box=None, header_style="bold")
+    table = _table(*facts, "blocks: used+ cached/ all", "slots: used+ cached/ all")
     for node in nodes:
         pools = (_pool(node["blocks"]), _pool(node["slots"]))
         table.add_row(*(Text(text) for text in (*(str(node[fact]) for fact in facts), *pools)))
+    return table
+
+
+def _table(*columns: str) -> Table:
+    """A table whose cells break where the terminal is narrow: an address or a figure that is cut is of no use."""
+    table = Table(box=None, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
     return table
 
 
@@ -32,7 +40,7 @@ def _pool(pool: Mapping[str, int]) -> str:
 
 def link_table(links: Sequence[Mapping[str, Any]]) -> Table:
     """One row for each direction of transfers, as the sending node measured it."""
-    table = Table("from", "to", "over", "GB/s", "round trip", "note", box=None, header_style="bold")
+    table = _table("from", "to", "over", "GB/s", "round trip", "note")
     for link in links:
         speed, trip = link["bytes_per_s"], link["round_trip_s"]
         problem = link["error"] or link["warning"]
@@ -67,7 +75,7 @@ def _known(figure: float | None) -> str:
 def candidate_table(candidates: Sequence[Mapping[str, Any]]) -> Table:
     """One row for each node that the policy saw: what it held of the prompt, and what it had to do."""
     facts = ("node", "role", "chosen for", "attention hit", "resumable", "decoding", "coming", "waiting tokens")
-    table = Table(*facts, "free tokens", "free slots", box=None, header_style="bold")
+    table = _table(*facts, "free tokens", "free slots")
     for each in candidates:
         hit, load = each["hit"], each["load"]
         figures = (hit["attention_tokens"], hit["resumable_tokens"], load["num_decoding"], load["num_coming"])

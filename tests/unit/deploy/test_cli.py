@@ -115,6 +115,12 @@ def test_a_cluster_that_does_not_run_is_one_message_and_status_1(tmp_path: Path,
     )
 
 
+@pytest.mark.parametrize("command", [["status"], ["chat"], ["scale", "--both", "1"], ["role", "d0", "both"]])
+def test_a_cluster_is_named_as_up_names_it(command: list[str], tmp_path: Path, monkeypatch, headrace_here) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert "no cluster 'nobody' runs here" in headrace_here(*command, "--name", "nobody").stderr
+
+
 @pytest.mark.parametrize(
     "arguments", [["status"], ["down"], ["chat"], ["up", "--model", MODEL, "-d"], ["up", "--model", MODEL], ["demo"]]
 )

@@ -67,3 +67,12 @@ def test_a_decision_is_told_with_what_was_seen_expected_and_measured() -> None:
     assert first == "  first_token_s: 0.25 predicted, 0.5 measured"
     assert computed == "  computed_tokens: 100 predicted, 100 measured"
     assert row.split() == ["d[/x]", "decode", "decode", "64", "48", "3", "3", "3", "3", "3"]
+
+
+def test_a_narrow_terminal_cuts_no_address_and_no_figure() -> None:
+    pool = {"in_use": 1, "cached": 12345, "total": 86548}
+    facts = {"role": "prefill", "state": "live", "address": "127.0.0.1:43210", "pid": 6938, "running": 0, "waiting": 0}
+    console = Console(width=60)
+    with console.capture() as said:
+        console.print(node_table([{"name": "p0", **facts, "blocks": pool, "slots": pool}]))
+    assert "…" not in said.get()
