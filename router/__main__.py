@@ -1,4 +1,4 @@
-"""One router as a process: `headrace router --model-path DIR`, or `python -m router`."""
+"""One router as a process: `headrace router --model DIR`, or `python -m router`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,20 @@ from typing import TYPE_CHECKING
 from headrace.command_line import START_FAILED_STATUS, config_command, field_flags, run_command
 from headrace.host_process import log_to_stderr
 from headrace.pauses import keep_pauses_short
+from headrace.tracing import TracingConfig
 from headrace.wire.tls_config import TlsConfig
 from router.config import RouterConfig
+from router.routing.plan import Objectives
 
 if TYPE_CHECKING:
     from router.server import RouterServer
 
-FLAGS = {**field_flags(RouterConfig), **field_flags(TlsConfig, "tls")}
-del FLAGS["--tls"], FLAGS["--api-keys"]
+SECTIONS = {"objectives": Objectives, "tracing": TracingConfig, "tls": TlsConfig}
+FLAGS = {"--model": "model_path", **field_flags(RouterConfig)}  # --model as `up` and `node` have it
+for section, kind in SECTIONS.items():
+    del FLAGS[f"--{section}"]
+    FLAGS |= field_flags(kind, section)
+del FLAGS["--api-keys"], FLAGS["--priorities"]  # mappings: a file has them
 
 
 def run(config: RouterConfig) -> int:

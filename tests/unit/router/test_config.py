@@ -8,8 +8,10 @@ import httpx
 import pytest
 
 from headrace.config import ConfigError
+from headrace.tracing import TracingConfig
 from router.__main__ import FLAGS, main
 from router.config import RouterConfig
+from router.routing.plan import Objectives
 from tests.support.config.command_line import loaded
 from tests.support.patience import PATIENCE_S
 
@@ -37,7 +39,7 @@ def test_the_model_is_served_under_its_folders_name(model_folder: Path):
 
 def test_bad_files_and_flags_end_with_a_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main([]) == 2
-    assert "model_path is missing: give --model-path" in capsys.readouterr().err
+    assert "model_path is missing: give --model" in capsys.readouterr().err
     file = tmp_path / "router.yaml"
     file.write_text("model_pth: x")
     assert main(["--model-path", "/nowhere", "-c", str(file)]) == 2
@@ -52,6 +54,16 @@ def test_a_switch_is_turned_off_by_flag_and_by_file(model_folder: Path, tmp_path
     file.write_text("fetch_from_others: false")
     assert not loaded(RouterConfig, FLAGS, [*model, "-c", str(file)]).fetch_from_others
     assert loaded(RouterConfig, FLAGS, [*model, "-c", str(file), "--fetch-from-others"]).fetch_from_others
+
+
+def test_every_flag_can_be_set(model_folder: Path):
+    values = {"--objectives-token-gap-s": "0.02", "--tracing-endpoint": "http://h:4318", "--tracing-sample": "0.5"}
+    flags = [part for flag in values.items() for part in flag]
+    config = loaded(RouterConfig, FLAGS, ["--model", str(model_folder), *flags])
+    assert config == loaded(RouterConfig, FLAGS, ["--model-path", str(model_folder), *flags])
+    assert config.objectives == Objectives(token_gap_s=0.02)
+    assert config.tracing == TracingConfig("http://h:4318", 0.5)
+    assert not {"--objectives", "--tracing", "--priorities"} & set(FLAGS), "no text can be one of these"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
