@@ -73,8 +73,8 @@ class ClusterStatus:
         found = self._decisions.of(request_id)
         if not found:
             message = (
-                f"no routing decision about request {request_id!r} is known: give the id of its answer; a router keeps "
-                f"its last {KEPT_REQUESTS} requests, and knows none of another router's"
+                f"no routing decision about request {request_id!r} is known: give its answer's id or x-request-id; a "
+                f"router keeps its last {KEPT_REQUESTS} requests, and knows none of another router's"
             )
             raise ApiError(HTTPStatus.NOT_FOUND, message, code="request_not_found")
         requests = [{"id": name, "decisions": [each.json() for each in decisions]} for name, decisions in found.items()]

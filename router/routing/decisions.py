@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -94,15 +95,14 @@ class DecisionLog:
             self._by_request.popitem(last=False)
 
     def of(self, request_id: str) -> dict[str, list[Decision]]:
-        """The decisions about a request, or about all choices of a client's request, whose ids end in its number."""
+        """The decisions about a request, or about all choices of a client's request, whose ids end in its number.
+
+        `request_id` is that of a choice, of an answer (chatcmpl-1), or of its HTTP request (1).
+        """
         if (decisions := self._by_request.get(request_id)) is not None:
             return {request_id: decisions}
-        start = f"{request_id}-"
-        return {
-            name: decisions
-            for name, decisions in self._by_request.items()
-            if name.startswith(start) and name.removeprefix(start).isdecimal()
-        }
+        choice = re.compile(rf"(?:[a-z]+[-_])?{re.escape(request_id)}-\d+")
+        return {name: decisions for name, decisions in self._by_request.items() if choice.fullmatch(name)}
 
 
 def _notable(plan: Plan, candidates: Sequence[Candidate]) -> Sequence[Candidate]:

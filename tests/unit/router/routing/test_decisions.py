@@ -32,6 +32,14 @@ def test_the_id_of_an_answer_names_all_its_choices() -> None:
     assert log.of("cmpl") == {}
 
 
+def test_the_id_of_an_http_request_names_its_answer() -> None:
+    log = DecisionLog()
+    for name in ("chatcmpl-a-1-0", "resp_a-1-0", "chatcmpl-b-a-1-0", "chatcmpl-a-11-0"):
+        log.add(name, decision(Plan("p0", "d0"), "p0", "d0"))
+    assert list(log.of("a-1")) == ["chatcmpl-a-1-0", "resp_a-1-0"]
+    assert log.of("1") == {}
+
+
 def test_of_many_candidates_the_chosen_ones_and_those_of_note_are_kept() -> None:
     nodes = [candidate(f"n{i:02}", Role.BOTH, load=Load(waiting_tokens=1000 + i)) for i in range(50)]
     nodes[40] = nodes[40]._replace(hit=PrefixHit(64, 32, 32))
