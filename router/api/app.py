@@ -48,7 +48,7 @@ from router.api.responses_api.routes import add_response_routes
 from router.api.responses_api.stored_responses import StoredResponses
 from router.api.shared_page import SharedPage
 from router.api.tokenizing import DetokenizeBody, TokenizeBody, add_tokenizer_routes
-from router.api.unserved_paths import NO_WEBSOCKETS, why_unserved
+from router.api.unserved_paths import NO_SUCH_PATH, NO_WEBSOCKETS, why_unserved
 from router.cluster.role_switch import RoleSwitch
 from router.errors import ApiError, internal_error
 from router.http.limits import HttpLimits
@@ -246,10 +246,14 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         status = HTTPStatus.NOT_FOUND  # also where another path's route takes it for an id
     elif request.headers.get("upgrade", "").lower() == "websocket":
         why = NO_WEBSOCKETS
-    message = f"{request.method} {path}: {why or error.detail}"
-    answer = await _on_api_error(request, ApiError(status, message, code=status.name.lower()))
-    answer.headers.update(error.headers or {})
+    elif status is HTTPStatus.NOT_FOUND:
+        why = NO_SUCH_PATH
+    headers = dict(error.headers or {})
     if status is HTTPStatus.METHOD_NOT_ALLOWED:  # the framework names the methods of one route, not of the path
         routes = [each for each in request.app.routes if isinstance(each, Route) and each.path_regex.match(path)]
-        answer.headers["allow"] = ", ".join(sorted({name for each in routes for name in each.methods or ()}))
+        headers["allow"] = ", ".join(sorted({name for each in routes for name in each.methods or ()}))
+        why = why or f"wrong method; use {headers['allow']}"
+    message = f"{request.method} {path}: {why or error.detail}"
+    answer = await _on_api_error(request, ApiError(status, message, code=status.name.lower()))
+    answer.headers.update(headers)
     return answer

@@ -100,11 +100,14 @@ def checked_body(cls: type[B], fields: Mapping[str, Any]) -> B:
 
 
 def _as_api_error(error: ValidationError) -> ApiError:
-    # Of a union, each member that was tried has an error: the deepest is that of the member which was meant.
-    first = max(error.errors(include_url=False), key=lambda each: len(each["loc"]))
+    # Of a union, each member that was tried has an error: that of the one which was meant is deepest, or of its type.
+    faults = error.errors(include_url=False)
+    first = max(faults, key=lambda each: (len(each["loc"]), not each["type"].endswith("_type")))
     if first["type"] == "json_invalid":
         return bad_request(f"the body is not valid JSON: {first['ctx']['error']}")
     message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "model_type" and not first["loc"]:
+        return bad_request(f"the body is a {type(first['input']).__name__}: send a JSON object")
     if not first["loc"]:
         return bad_request(message, first.get("ctx", {}).get("field"))
     # For a union, pydantic appends the member that it tried; clients know field names only.

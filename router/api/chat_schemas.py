@@ -25,13 +25,14 @@ ToolChoice = Annotated[
 ]
 
 
+TOOL_SHAPE = '{"type": "function", "function": {"name": ...}}'
 NO_PARAMETERS = {"type": "object", "properties": {}}
 
 
 def _with_parameters(tool: dict[str, Any]) -> dict[str, Any]:
     """The tool with `parameters`, which OpenAI lets functions without any leave out, and templates do not."""
-    function = tool.get("function")
-    if not isinstance(function, dict) or function.get("parameters") is not None:
+    function = tool["function"]
+    if function.get("parameters") is not None:
         return tool
     return {**tool, "function": {**function, "parameters": NO_PARAMETERS}}
 
@@ -79,6 +80,8 @@ class ChatBody(GenerationBody):
         for tool in tools or ():
             if (kind := tool.get("type")) not in (None, "function"):
                 raise ValueError(f"type {kind!r:.40} is not served: use 'function', which the client runs")
+            if not _has_name(tool):
+                raise ValueError(f"{tool!r:.100} names no function: give {TOOL_SHAPE}")
         return None if tools is None else list(map(_with_parameters, tools))
 
     @property
@@ -92,10 +95,12 @@ class ChatBody(GenerationBody):
         if self.tool_choice in (None, "auto", "none"):
             return []
         tools = self.tools or []
+        if not tools:
+            message = f"tool_choice {self.tool_choice!r:.100} without tools: give tools, or leave it out"
+            raise bad_request(message, "tool_choice")
         if self.tool_choice != "required":
             name = self.tool_choice["function"]["name"]
-            functions = ((tool, tool.get("function")) for tool in tools)
-            tools = [tool for tool, each in functions if isinstance(each, dict) and each.get("name") == name]
+            tools = [tool for tool in tools if tool["function"]["name"] == name]
         if not tools:
             message = f"tool_choice {self.tool_choice!r:.100}: there is no such tool; add it to tools"
             raise bad_request(message, "tool_choice")
@@ -115,12 +120,16 @@ class ChatBody(GenerationBody):
         if self.tool_choice not in (None, "auto", "none", "required") and not _names_tool(self.tool_choice):
             raise wrong_field(
                 "tool_choice",
-                "tool_choice must be 'auto', 'none', 'required', or "
-                '{"type": "function", "function": {"name": ...}} with the name of a tool',
+                f"tool_choice {self.tool_choice!r:.100}: must be 'auto', 'none', 'required', or {TOOL_SHAPE} "
+                "with the name of a tool",
             )
         return self
 
 
 def _names_tool(choice: Any) -> bool:
-    function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
+    return isinstance(choice, dict) and choice.get("type") == "function" and _has_name(choice)
+
+
+def _has_name(tool: dict[str, Any]) -> bool:
+    function = tool.get("function")
     return isinstance(function, dict) and isinstance(function.get("name"), str)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 NO_WEBSOCKETS = "this server opens no WebSockets; POST to /v1/responses with stream: true"
+NO_SUCH_PATH = "no such path; /docs lists them, and OpenAI's clients take http://HOST:PORT/v1 as base_url"
 _TEXT_ONLY = "the served model reads and writes text only"
 _UNSERVED = {
     "/v1/embeddings": "this server generates text and computes no embeddings; use another server for them",

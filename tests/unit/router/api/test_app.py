@@ -49,6 +49,22 @@ async def test_unknown_paths_and_methods_get_openai_errors(
 async def test_a_wrong_method_is_told_all_methods_of_the_path(running: Running):
     reply = await running.http.put("/v1/responses/resp_1")
     assert (reply.status_code, reply.headers["allow"]) == (405, "DELETE, GET")
+    assert error_of(reply)["message"] == "PUT /v1/responses/resp_1: wrong method; use DELETE, GET"
+
+
+async def test_a_client_without_v1_is_told_its_base_url(running: Running):
+    reply = await running.http.post("/chat/completions", json={})
+    assert "take http://HOST:PORT/v1 as base_url" in str(error_of(reply)["message"])
+
+
+async def test_a_body_that_is_no_object_says_so(running: Running):
+    reply = await running.http.post("/v1/chat/completions", json=[])
+    assert error_of(reply)["message"] == "the body is a list: send a JSON object"
+
+
+async def test_a_wrong_list_is_not_told_to_be_text(running: Running):
+    reply = await running.http.post("/v1/responses", json={"input": []})
+    assert str(error_of(reply)["message"]).startswith("input: List should have at least 1 item")
 
 
 async def test_an_endpoint_that_a_text_model_lacks_says_so(running: Running):

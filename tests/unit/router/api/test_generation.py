@@ -142,7 +142,7 @@ def test_content_parts_are_joined_by_newlines(builder: RequestBuilder):
         ({"allowed_token_ids": []}, "allowed_token_ids: List should have at least 1 item"),
         ({"allowed_token_ids": [0], "min_tokens": 2}, "bad_words and min_tokens leave none of these"),
         ({"bad_words": ["x" * 999]}, r"bad_words 'x+: has \d+ tokens; use 1 to 64"),
-        ({"tools": [{"type": "function"}]}, "knows no tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "knows no tools"),
         ({"headrace": {"reprot": True}}, "headrace: unknown key 'reprot': did you mean 'report'?"),
         (
             {"headrace": {"objectives": {"token_gap": 1}}},

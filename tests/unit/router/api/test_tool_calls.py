@@ -192,9 +192,11 @@ async def test_required_and_named_calls_are_held_by_a_grammar(
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"tool_choice": "required", "tools": []}, "there is no such tool"),
+        ({"tool_choice": "required", "tools": []}, "tool_choice 'required' without tools: give"),
+        ({"tools": [{"type": "function"}]}, "tools: {'type': 'function'} names no function: give"),
+        ({"tools": [{"function": {"name": 7}}]}, "names no function: give"),
         ({"tool_choice": {"type": "function", "function": {"name": "walk"}}}, "there is no such tool"),
-        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice must be"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice {'type': 'allowed_tools'}: must be"),
         ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "leave one out"),
         ({"tool_choice": "required", "bad_words": ["a"]}, "leave one out"),
         ({"tool_choice": "required", "tools": [{"type": "function", "function": {"name": "a b"}}]}, "letters, digits"),
