@@ -39,8 +39,8 @@ class RouterConfig(HttpLimits, ParseLimits, StoredLimits):
     reasoning_format    how the model marks its reasoning: `think` (<think> ... </think>); `auto`: as its chat template
                         says; `none`: reasoning is part of the answer
     chat_template       file with a chat template, in Jinja, that takes the place of the model's own; null: the model's
-    name                under which the nodes count this router's calls, unlike any other router's; empty: the host's
-                        name and `control_port`
+    name                name under which the nodes count this router's calls; no other router may have it. Empty: the
+                        host's name and `control_port`
     generation_config   model: the defaults of temperature, top_p, top_k, min_p and repetition_penalty are those of the
                         model's generation_config.json, as in vLLM; none: OpenAI's
     roles               fixed: a node does the work of its role alone, at present; elastic: any node may do any work,
@@ -48,7 +48,7 @@ class RouterConfig(HttpLimits, ParseLimits, StoredLimits):
     role_planner        the router itself changes a node's role when the nodes of one role have had too much work for a
                         whole `role_window_s`, and those of the other can do with one less (docs/routing.md). For fixed
                         roles, and in one router of a cluster only
-    role_window_s       over which the planner averages, and which passes between two of its changes
+    role_window_s       seconds over which the planner averages, and which pass between two of its changes
     policy              chooses the nodes of each request, and what each does (docs/routing.md): `predicted`,
                         `round_robin`, `least_loaded`, `dynamo`, `dynamo_tuned` or `llm_d`
     fetch_from_others   nodes fetch the cached part of a prompt that they compute from one that holds more of it: its
@@ -71,9 +71,9 @@ class RouterConfig(HttpLimits, ParseLimits, StoredLimits):
                         `headrace key` makes one. A client is its key then. Empty, without `api_keys_file`: none is
                         needed
     api_keys_file       YAML file with further `api_keys`; read again when it changes
-    priorities          by client, as the value of `client_header` or its address, the number of its requests where they
-                        give none; they may give a higher one as `headrace.priority`. 0 for the others. Waiting requests
-                        of a lower number go before all of a higher one. With API keys it is the key's
+    priorities          by client (the value of `client_header`, or its address) the priority of its requests that name
+                        none; they may name a higher number as `headrace.priority`. 0 for other clients. Waiting
+                        requests of a lower number go before all of a higher one. With API keys it is the key's
     request_timeout_s   a request's whole life, its wait and the writing of its answer included; beyond that clients get
                         504, or the connection is closed
     max_unread_bytes    memory of one client's unread answer, all its choices together, beyond which the router reads no

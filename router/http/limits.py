@@ -27,12 +27,12 @@ class HttpLimits:
     max_connections              open connections; more are answered with 503 and closed
     max_connections_per_client   open connections of one client; more get 429; null: no limit
     max_header_bytes             request line and headers of one request; longer ones get 431
-    header_timeout_s             from a connection's or request's first byte to the end of its headers; then 408
+    header_timeout_s             time from a connection's or request's first byte to the end of its headers; then 408
     idle_timeout_s               how long a connection may wait for its next request before it is closed
     max_body_bytes               largest body of a request; longer ones get 413
     max_bodies_bytes             bodies that are being received or parsed, together; beyond that clients get 503
     max_bodies_bytes_per_client  the same for one client; beyond that it gets 429; null: no limit
-    body_timeout_s               from the end of the headers to the end of the body; then 408
+    body_timeout_s               time from the end of the headers to the end of the body; then 408
     unread_timeout_s             how long a client may take nothing of an answer that waits for it; then it is cut off
     """
 

@@ -13,9 +13,9 @@ class StoredLimits:
     """Limits of the responses that a router keeps in memory for `previous_response_id`. A client is a key's tenant, or
     as `client_header` says.
 
-    max_stored_responses             responses, together; beyond that the least recently used ones go; 0: none is kept
+    max_stored_responses             kept responses of all clients; beyond that the least recently used go; 0: none
     max_stored_responses_per_client  the same of one client
-    max_stored_bytes                 their bytes, together
+    max_stored_bytes                 their bytes, of all clients
     max_stored_bytes_per_client      the same of one client; a larger response is not kept
     stored_response_s                seconds after its last use for which a response is kept
     """
