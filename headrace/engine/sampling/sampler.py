@@ -165,9 +165,9 @@ class Drawn:
     def tokens(self, draws: slice = slice(None)) -> list[Token]:
         """The tokens of these draws, in order, with the requested logprobs. Waits for the step."""
         ids = self.ids()
-        while self._pending:
-            pending, num_top_of = self._pending.pop()
+        for pending, num_top_of in self._pending:
             self._logprobs.update(zip(num_top_of, pending.rows(list(num_top_of.values())), strict=True))
+        self._pending.clear()
         if not self._logprobs:
             return [Token(token_id) for token_id in ids[draws]]
         return [Token(ids[row], self._logprobs.get(row)) for row in range(len(ids))[draws]]
