@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -44,6 +45,21 @@ def main() -> None:
     except (DeployError, ConfigError) as error:
         Console(stderr=True).print(f"headrace: {error}", style="red", markup=False, highlight=False)
         sys.exit(START_FAILED_STATUS if isinstance(error, ConfigError) else 1)
+
+
+def _print_release(wanted: bool) -> None:
+    if wanted:
+        console.print(f"headrace {version('headrace')}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def _all_commands(
+    release: Annotated[
+        bool, typer.Option("--version", callback=_print_release, is_eager=True, help="show the release")
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()

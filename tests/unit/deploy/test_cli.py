@@ -4,6 +4,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -113,6 +114,11 @@ def test_a_cluster_that_does_not_run_is_one_message_and_status_1(tmp_path: Path,
         1,
         "headrace: no cluster 'nobody' runs here: start one with `headrace up`",
     )
+
+
+def test_the_command_tells_its_release(headrace_here) -> None:
+    ended = headrace_here("--version")
+    assert (ended.returncode, ended.stdout) == (0, f"headrace {version('headrace')}\n")
 
 
 @pytest.mark.parametrize("command", [["status"], ["chat"], ["scale", "--both", "1"], ["role", "d0", "both"]])
