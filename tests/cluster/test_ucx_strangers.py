@@ -63,7 +63,6 @@ async def test_a_connection_keeps_its_id_whoever_else_claims_it(monkeypatch: pyt
         listener, lost = Listener(), list[str]()
         node.expect(NONCE, listener)
         connection = await peer.connect(node.address, soon())
-        await until(lambda: node.incoming(connection.id) is not None)
         node.watch(connection.id, lost.append)
 
         monkeypatch.setattr("secrets.randbits", lambda bits: connection.id)
@@ -102,6 +101,42 @@ async def test_a_connection_lost_with_its_id_is_not_kept_for_the_next_session() 
         connection = await peer.connect(node.address, soon())
         assert connection.lost is None
         assert peer.stats.connections_opened == 1
+
+
+def identify_late(node: "UcxTransport", delay_s: float) -> None:
+    """A node as busy as that between the id's arrival and its turn."""
+    loop, identify = asyncio.get_running_loop(), node._identify
+    vars(node)["_identify"] = lambda *arrived: loop.call_later(delay_s, identify, *arrived)
+
+
+async def test_the_first_message_of_a_connection_comes_when_its_receiver_knows_it() -> None:
+    async with transports(2) as (node, peer):
+        identify_late(node, 0.2)
+        listener = Listener()
+        node.expect(NONCE, listener)
+        part = np.arange(100_000, dtype=np.uint8)
+        connection = await peer.connect(node.address, soon())
+        sent = connection.send(Tag(NONCE, 0, True), part, soon())
+        await until(lambda: len(listener.arrived) == 1)
+        received = np.zeros_like(part)
+        await listener.arrived[0].receive(received, soon(), connection.id)
+        await sent
+        assert (received == part).all()
+
+
+async def test_a_peer_that_does_not_confirm_the_connection_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with transports(2) as (node, peer):
+        monkeypatch.setattr("transfer.ucx.transport.ID_TIMEOUT_S", 2.0)
+        identify_late(node, 60.0)
+        with pytest.raises(PeerUnreachable, match=r"did not confirm the connection in 2 s"):
+            await peer.connect(node.address, soon())
+        assert peer.describe().keys().isdisjoint({f"to {node.address}"})
+        unidentified = len(node._unidentified)
+        connecting = asyncio.create_task(peer.connect(node.address, soon()))
+        await until(lambda: len(node._unidentified) > unidentified)
+        await peer.close()
+        with pytest.raises(asyncio.CancelledError):
+            await connecting
 
 
 async def test_a_payload_for_a_connection_that_is_not_there_is_refused_at_once() -> None:

@@ -10,6 +10,7 @@ long message, is not taken for lost.
     sends the connection's id   --->
                                 <---      sends the port of its UCX listener
     a byte every BEAT_S         <-->      a byte every BEAT_S
+                                <---      sends CONFIRMATION once the UCX connection is known there by its id
 
 It is made before the UCX connection, so a host out of reach is noticed as soon, and an id belongs to the peer that sent
 it first. Its orderly end means nothing: UCX reports a peer's end itself, behind everything that the peer sent.
@@ -21,6 +22,8 @@ from typing import cast
 
 ID_BYTES = 8
 PORT_BYTES = 2
+BEAT = b"\0"
+CONFIRMATION = b"\1"
 BEAT_S = 0.25
 CONNECT_TIMEOUT_S = 1.5
 """For the peer's kernel to answer; the kernel here repeats its request after a second."""
@@ -32,12 +35,14 @@ class Keepalive(asyncio.Protocol):
     """One end of a keepalive connection.
 
     handshake   the first `handshake_bytes` from the other end; fails with `ConnectionError` if they never come
+    confirmed   done once the other end has confirmed the UCX connection; fails with `ConnectionError` if it never does
     ended       None when either end closed the connection; else the reason, and the other host may be out of reach
     """
 
     def __init__(self, silence_s: float, handshake_bytes: int) -> None:
         self._loop = asyncio.get_running_loop()
         self.handshake: asyncio.Future[bytes] = self._loop.create_future()
+        self.confirmed: asyncio.Future[None] = self._loop.create_future()
         self.ended: asyncio.Future[str | None] = self._loop.create_future()
         self._silence_s = silence_s
         self._handshake_bytes = handshake_bytes
@@ -68,6 +73,10 @@ class Keepalive(asyncio.Protocol):
     def send(self, handshake: bytes) -> None:
         self._transport.write(handshake)
 
+    def confirm(self) -> None:
+        """Tells the connecting end that messages over the UCX connection are now taken for its own."""
+        self._transport.write(CONFIRMATION)
+
     def close(self) -> None:
         self._transport.abort()
 
@@ -76,25 +85,29 @@ class Keepalive(asyncio.Protocol):
         return str(self._transport.get_extra_info("peername")[0])
 
     def data_received(self, data: bytes) -> None:
-        if self.handshake.done():
-            return  # a beat
-        self._received += data
-        if len(self._received) >= self._handshake_bytes:
+        if not self.handshake.done():
+            self._received += data
+            if len(self._received) < self._handshake_bytes:
+                return
+            data = self._received[self._handshake_bytes :]
             self.handshake.set_result(self._received[: self._handshake_bytes])
             self._timer.cancel()
             self._timer = self._loop.call_later(BEAT_S, self._beat)
+        if CONFIRMATION in data and not self.confirmed.done():
+            self.confirmed.set_result(None)
 
     def _beat(self) -> None:
-        self._transport.write(b"\0")
+        self._transport.write(BEAT)
         self._timer = self._loop.call_later(BEAT_S, self._beat)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._timer.cancel()
         reason = None if error is None else f"its keepalive connection broke, is its host up? {error}"
         self.ended.set_result(reason)
-        if not self.handshake.done():
-            self.handshake.set_exception(ConnectionError(reason or "it closed the connection"))
-            self.handshake.exception()  # marks it retrieved: nobody need wait for it
+        for awaited in (self.handshake, self.confirmed):
+            if not awaited.done():
+                awaited.set_exception(ConnectionError(reason or "it closed the connection"))
+                awaited.exception()  # marks it retrieved: nobody need wait for it
 
 
 class KeepaliveServer:

@@ -11,7 +11,8 @@ cancelled session stays behind. UCX 1.21 treats a message held by its probe's ha
 
 Envelopes name the connection that carries their session. A sender draws a random id for each connection and sends it
 over the keepalive connection (`transfer.ucx.keepalive`), then over the UCX connection's stream before any message, and
-in every envelope.
+in every envelope. It sends messages once the receiver has confirmed the id: UCX takes what follows a stream's bytes
+in no order, and a message of a connection that is not known yet would be refused.
 """
 
 import asyncio
@@ -38,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 PROBES_A_TURN = 64
 ID_TIMEOUT_S = 5.0
-"""For the connection's id on a new connection's stream, and for a drop to complete."""
+"""For the connection's id on a new connection's stream, for its confirmation, and for a drop to complete."""
 CLOSE_GRACE_S = 2.0
 ANY_TAG = ucx.UCXXTag(0)
 ANY_MASK = ucx.UCXXTagMask(0)
@@ -142,7 +143,7 @@ class UcxTransport:
             raise TransferTimeout(f"{peer} did not answer a connection request in time") from None
 
     async def _connect(self, peer: str) -> UcxConnection:
-        """Done once the peer has the connection's id, so the path works in this direction."""
+        """Done once the peer has confirmed the connection's id, so the path works in this direction."""
         host, _, port = peer.rpartition(":")
         connection_id = secrets.randbits(8 * ID_BYTES)
         try:
@@ -159,10 +160,16 @@ class UcxTransport:
         id_bytes = np.frombuffer(connection_id.to_bytes(ID_BYTES), np.uint8)
         try:
             await self._move_id(connection, connection.ucx_endpoint.stream_send, id_bytes)
-        except (ConnectionLost, TransferTimeout) as error:
+            async with asyncio.timeout(ID_TIMEOUT_S):
+                await keepalive.confirmed
+        except (ConnectionLost, TransferTimeout, OSError) as error:
+            reason = connection.lost or str(error) or f"it did not confirm the connection in {ID_TIMEOUT_S:g} s"
             connection.lose("it was never made")
-            raise PeerUnreachable(f"no connection to {peer!r}, is the node up? {error}") from error
-        if connection.lost is not None:  # after the id was sent, before this task's turn
+            raise PeerUnreachable(f"no connection to {peer!r}, is the node up? {reason}") from error
+        except asyncio.CancelledError:
+            connection.lose("this node closed its transport")
+            raise
+        if connection.lost is not None:  # after it was confirmed, before this task's turn
             raise PeerUnreachable(f"no connection to {peer!r}, is the node up? {connection.lost}")
         self.stats.connections_opened += 1
         self._outgoing[peer] = connection
@@ -244,6 +251,7 @@ class UcxTransport:
         elif endpoint.lost is None:
             endpoint.attach(keepalive)
             self._incoming[connection_id] = endpoint
+            keepalive.confirm()
 
     def _disconnected(self, lost: Endpoint) -> None:
         self._incoming = {name: other for name, other in self._incoming.items() if other is not lost}
@@ -262,8 +270,10 @@ class UcxTransport:
         }
 
     async def close(self) -> None:
-        for task in tuple(self._connecting.values()):
+        connecting = tuple(self._connecting.values())
+        for task in connecting:
             task.cancel()
+        await asyncio.gather(*connecting, return_exceptions=True)
         for endpoint in [*self._outgoing.values(), *self._incoming.values(), *self._unidentified]:
             endpoint.lose("this node closed its transport")
         await self._keepalives.close()
