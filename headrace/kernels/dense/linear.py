@@ -141,6 +141,8 @@ class LinearWeight:
         """total [M, O] += alpha * y, rounded once. False, with no change, where adding y later is cheaper."""
         if self._fp8 is not None or not runs_triton(total) or len(x) <= MOST_ROWS or self._num_parts(x):
             return False
+        if self._takes_one_round(x, "parts"):
+            return False
         assert isinstance(self._weight, Tensor)
         total.addmm_(plain_rows(x), self._weight.T, alpha=alpha)  # the library reads `total` under its arithmetic
         return True
@@ -185,12 +187,15 @@ class LinearWeight:
 
     def _in_one_round(self, x: Rows, form: Form, out: Tensor | None = None) -> Tensor | None:
         """y, written to `out` if given; None where another kernel takes less time."""
+        if not self._takes_one_round(x, form) or (out is not None and out.data_ptr() % 16):
+            return None
+        assert isinstance(x, Tensor) and isinstance(self._weight, Tensor)
+        return one_round_hopper(x, self._weight, form, out)
+
+    def _takes_one_round(self, x: Rows, form: Form) -> bool:
         if not isinstance(x, Tensor) or not isinstance(self._weight, Tensor) or self._is_packed or x.dim() != 2:
-            return None
-        if out is not None and out.data_ptr() % 16:
-            return None
-        is_faster = is_faster_in_one_round(x, self._weight, form)
-        return one_round_hopper(x, self._weight, form, out) if is_faster else None
+            return False
+        return is_faster_in_one_round(x, self._weight, form)
 
     def _has_few(self, x: Rows) -> bool:
         if isinstance(x, Fp8Rows):

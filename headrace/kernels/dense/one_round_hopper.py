@@ -59,9 +59,8 @@ MOST_ROWS = 192
 ROWS_OF_KERNELS = 16, 32, 33, 65, 129
 """Rows of x that meet each compiled kernel: one for each number of consumers, and of rows in a box of x. If any number
 of rows takes one of these kernels, so does its number here."""
-MOST_ROWS_IN_PARTS = 64  # of more the library took less time
 MOST_COPIES = 4  # bytes of x that all programs read, each all of it, for each byte of W
-MOST_COLUMNS = 80  # of programs with more than two consumers, not gated: beyond it the library took less time
+MOST_COLUMNS = 80  # of programs with more than two consumers, plain: beyond it the library took less time
 MOST_MAIN = 64  # columns: a consumer's part of them fits one of its pieces of x
 MOST_WIDTH = 96 * MULTIPROCESSORS  # columns of all programs: 64 and 32 each
 LEAST_ROWS, LEAST_IN_PARTS = 2048, 2048 * 2048  # of W; its values: smaller matrices were not measured
@@ -250,15 +249,17 @@ def _store(sums, piece, y_desc, column, HALVES: gl.constexpr, COLUMNS: gl.conste
     tma_store(y_desc, [ME * ROWS, column], y_tile)
 
 
-@gluon.jit(do_not_specialize=["num_rows", "width", "num_pieces"])
+@gluon.jit(do_not_specialize=["num_rows", "eighths", "num_pieces"])
 def _one_round_kernel(
-    x_desc, main_desc, side_desc, y_main, y_side, num_rows, width, num_pieces,
+    x_desc, main_desc, side_desc, y_main, y_side, num_rows, eighths, num_pieces,
     CONSUMERS: gl.constexpr, STAGES: gl.constexpr, HALVES: gl.constexpr, MAIN: gl.constexpr, SIDE: gl.constexpr,
     PARTS: gl.constexpr, X_ROWS: gl.constexpr, REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """num_pieces: of a part. y_main: the descriptor of main columns, or y's pointer where it has PARTS. Without side
+    """eighths: of y's width, so that the compiler knows it to be a multiple of 8 and a thread's columns to lie side by
+    side. num_pieces: of a part. y_main: the descriptor of main columns, or y's pointer where it has PARTS. Without side
     columns the arguments for them are those for the main ones."""
     let_next_start()
+    width = eighths * 8
     ring = _make_ring(x_desc.dtype, CONSUMERS, STAGES, HALVES, MAIN, SIDE, PARTS, X_ROWS)
     fence_async_shared()  # makes the barriers visible to the copy engine
     if CONSUMERS == 1:
@@ -307,7 +308,7 @@ def one_round_hopper(x: Tensor, weight: Tensor, form: Form, out: Tensor | None =
     registers = registers_for(consumers, halves * share.columns)
     _one_round_kernel[(cdiv(width, share.columns) * share.parts,)](
         described(x, x_rows, SPAN.value), described(weight, share.main, SPAN.value),
-        described(weight, side, SPAN.value), y_main, y_side, M, width, I // SPAN.value // share.parts,
+        described(weight, side, SPAN.value), y_main, y_side, M, width // 8, I // SPAN.value // share.parts,
         CONSUMERS=consumers, STAGES=num_stages(consumers, halves * share.columns), HALVES=halves,
         MAIN=share.main, SIDE=share.side, PARTS=share.parts, X_ROWS=x_rows, REGISTERS=registers.consumer,
         PRODUCER_REGISTERS=registers.producer, num_warps=4, maxnreg=registers.launch, **OVERLAPPED,
@@ -357,12 +358,12 @@ def is_faster_in_one_round(x: Tensor, weight: Tensor, form: Form) -> bool:
     rows, width = len(x), weight.shape[0] // halves_of(form)
     if rows > MOST_ROWS:
         return False  # prompts launch kernel by kernel: the host has no time for the rest
+    share, has_many = share_of(width, x.shape[1], form), rows > 2 * ROWS.value
     if form == "parts":
-        is_faster = rows <= MOST_ROWS_IN_PARTS and weight.numel() >= LEAST_IN_PARTS
+        is_faster = weight.numel() >= LEAST_IN_PARTS and not (has_many and share.side)  # x is read for each tile
     else:
         is_faster = len(weight) >= max(LEAST_ROWS, rows * MULTIPROCESSORS / MOST_COPIES)
-        if form == "plain" and rows > 2 * ROWS.value:
-            is_faster = is_faster and share_of(width, x.shape[1], form).columns <= MOST_COLUMNS
+        is_faster = is_faster and (form == "gated" or not has_many or share.columns <= MOST_COLUMNS)
     return is_faster and fits_one_round(x, weight, form)
 
 

@@ -124,7 +124,8 @@ def test_many_rows_and_small_matrices_take_other_kernels(on_hopper: None):
     assert [faster(M, 10240, "plain") for M in (1, 192, 193)] == [True, True, False]
     assert [faster(M, 12352, "plain") for M in (128, 129)] == [True, False]
     assert [faster(M, 3072, "plain") for M in (64, 128)] == [True, False]
-    assert [faster(M, 2560, "parts") for M in (1, 64, 65)] == [True, True, False]
+    assert [faster(M, 2048, "parts") for M in (1, 192, 193)] == [True, True, False]
+    assert [faster(M, 2560, "parts") for M in (128, 129)] == [True, False]  # 80 columns of a program are two tiles
     assert not faster(1, 512, "plain") and not faster(1, 2048, "parts", 512)
     assert not faster(64, 16384, "plain", 64)  # no program could take its share
 
@@ -192,6 +193,8 @@ def test_they_compile_for_an_h200_without_spills():
         (192, 8512, 2048, "plain"),
         (16, 3072, 2048, "plain"),
         (64, 2560, 9216, "parts"),
+        (128, 2560, 9216, "parts"),
+        (192, 2048, 8192, "parts"),
         (1, 2048, 2048, "parts"),
     ]
     for size, report in zip(sizes, compile_for_h200([one_round_launch(*size) for size in sizes]), strict=True):
@@ -201,3 +204,4 @@ def test_they_compile_for_an_h200_without_spills():
         ends = re.findall(r"wgmma\.wait_group\.sync\.aligned\s+0;(.*?)stmatrix", report.ptx, flags=re.DOTALL)
         assert ends or size[-1] == "parts"
         assert all("bar.sync" in end for end in ends), size
+        assert report.accesses("st.global") == (["v2.b32"] if size[-1] == "parts" else []), size

@@ -173,7 +173,7 @@ def one_round_launch(M: int, width: int, num_in: int, form: OneRoundForm, dtype:
     share, halves, consumers, x_rows = share_of(width, num_in, form), halves_of(form), cdiv(M, ROWS.value), x_rows_of(M)
     side, has_parts = share.side or share.main, share.parts > 1
     types = {"x_desc": described(x_rows, SPAN.value), "main_desc": described(share.main, SPAN.value)}
-    types |= {"side_desc": described(side, SPAN.value), "num_rows": "i32", "width": "i32", "num_pieces": "i32"}
+    types |= {"side_desc": described(side, SPAN.value), "num_rows": "i32", "eighths": "i32", "num_pieces": "i32"}
     types |= {"y_main": "*fp32:16" if has_parts else described(ROWS.value, share.main)}
     types |= {"y_side": "*fp32:16" if has_parts else described(ROWS.value, side)}
     constexprs = {"CONSUMERS": consumers, "STAGES": one_round_stages(consumers, halves * share.columns)}
