@@ -20,8 +20,9 @@ ANSWER_END = b"\n"  # after the JSON of a whole answer
 class RenderedDelta(NamedTuple):
     """A delta whose log-probabilities are JSON already; None: it has none. A tuple, as `TextDelta` is one.
 
-    parts    of a chat's text
-    prompt   items of `prompt_logprobs`
+    parts           of a chat's text
+    prompt          items of `prompt_logprobs`
+    num_generated   tokens of the answer among its tokens: an echoed prompt's are none
     """
 
     text: str
@@ -29,6 +30,7 @@ class RenderedDelta(NamedTuple):
     logprobs: Columns | None
     parts: tuple[AnswerPart, ...] = ()
     prompt: str | None = None
+    num_generated: int = 0
 
 
 @dataclass(frozen=True)

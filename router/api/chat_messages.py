@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, model_validator
+from pydantic import BeforeValidator, ConfigDict, WithJsonSchema, field_validator, model_validator
 
 from router.api.body_schemas import Body
 from router.api.text_parts import RefusalPart, text_only
@@ -18,6 +18,14 @@ class TextPart(Body):
 
 
 ContentPart = TextPart | RefusalPart
+CALL = {
+    "type": "object",
+    "properties": {
+        "function": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+    },
+    "required": ["function"],
+}
+CALL_SHAPE = '{"id": ..., "type": "function", "function": {"name": ..., "arguments": ...}}'
 UNSERVED = {"function_call": "use tool_calls", "audio": "this model takes text only"}
 """Fields of a message whose loss would change the answer, and what to do."""
 
@@ -32,12 +40,24 @@ class ChatMessage(Body):
     the template knows no such role."""
     content: Annotated[str | list[ContentPart] | None, BeforeValidator(text_only("text", "refusal"))] = None
     """Text, or parts of it, which are joined by newlines."""
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[Annotated[dict[str, Any], WithJsonSchema(CALL)]] | None = None
     """An assistant's calls as they came; each is answered by a `tool` message with its id as `tool_call_id`."""
     tool_call_id: str | None = None
     """The call that a `tool` message answers."""
     reasoning_content: str | None = None
     """An assistant's reasoning as it came, for templates that show it again. `reasoning` means the same."""
+
+    @field_validator("tool_calls")
+    @classmethod
+    def _calls(cls, calls: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+        for call in calls or ():
+            function = call.get("function", call)  # some templates read calls without the object around
+            if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+                raise ValueError(f"{call!r:.100} names no function: give {CALL_SHAPE}")
+            arguments = function.get("arguments")
+            if not isinstance(arguments, str | dict | None):
+                raise ValueError(f"arguments {arguments!r:.100} must be JSON in a string, or an object")
+        return calls
 
     @model_validator(mode="after")
     def _served(self) -> Self:

@@ -82,6 +82,8 @@ class ChatBody(GenerationBody):
                 raise ValueError(f"type {kind!r:.40} is not served: use 'function', which the client runs")
             if not _has_name(tool):
                 raise ValueError(f"{tool!r:.100} names no function: give {TOOL_SHAPE}")
+            if not isinstance(parameters := tool["function"].get("parameters"), dict | None):
+                raise ValueError(f"parameters {parameters!r:.100} must be an object, a JSON Schema")
         return None if tools is None else list(map(_with_parameters, tools))
 
     @property

@@ -35,12 +35,13 @@ class ChatWriter:
         ids, columns = tuple([token.id for token in delta.tokens]), None
         if ids and self._generation.requests[index].sampling.logprobs is not None:
             columns = columns_of(chat_logprobs(delta.tokens, self._names))
-        return RenderedDelta(delta.text, ids, columns, delta.parts, prompt)
+        return RenderedDelta(delta.text, ids, columns, delta.parts, prompt, 0 if delta.is_prompt else len(ids))
 
     def begin(self, index: int) -> bytes:
         return self._chunks.chunk(index, '"delta":{"role":"assistant","content":""}', "null", None)
 
     def delta(self, index: int, delta: RenderedDelta) -> bytes:
+        self._chunks.count(index, delta)
         match delta.parts:
             case (ContentText(text),):  # by far the most
                 fields = [f'"content":{dumps(text)}']

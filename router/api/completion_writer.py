@@ -28,12 +28,14 @@ class CompletionWriter:
         ids, columns = tuple(token.id for token in delta.tokens), None
         if ids and self._generation.requests[index].sampling.logprobs is not None:
             columns = columns_of(completion_logprobs(delta.tokens, delta.offsets, self._names))
-        return RenderedDelta(delta.text, ids, columns, prompt=prompt)
+        num_generated = 0 if delta.is_prompt else len(ids)
+        return RenderedDelta(delta.text, ids, columns, prompt=prompt, num_generated=num_generated)
 
     def begin(self, index: int) -> bytes:
         return b""
 
     def delta(self, index: int, delta: RenderedDelta) -> bytes:
+        self._chunks.count(index, delta)
         if not delta.text and not self._chunks.has_tokens(delta):
             return b""
         body = f'"text":{dumps(delta.text)}' + self._chunks.token_ids(delta)

@@ -53,6 +53,7 @@ class GenerationRequest:
     prompts or with `n`.
 
     id_prefix   the beginning of `id`, by which an API names its answers
+    continuous_usage  each chunk of a stream has the usage so far
     include_stop  a stop string that is found is part of the text, and so is the text of a stop token
     is_seeded   the client gave the seed
     objectives  those that the client gave
@@ -73,6 +74,7 @@ class GenerationRequest:
     skip_special_tokens: bool
     stream: bool
     include_usage: bool
+    continuous_usage: bool
     return_token_ids: bool
     shows_prompt_logprobs: bool
     report: bool
@@ -305,6 +307,7 @@ class RequestBuilder:
             return_token_ids=bool(body.return_token_ids),
             shows_prompt_logprobs=body.prompt_logprobs is not None,
             include_usage=own.report or (options is not None and bool(options.include_usage)),
+            continuous_usage=options is not None and bool(options.continuous_usage_stats),
             report=own.report,
             echo=echo,
             is_seeded=body.seed is not None,

@@ -27,6 +27,7 @@ class OpenAIChunks:
         self._head = self._envelope(kind)[:-1]
         self._chunk_head = f'{self._head},"choices":[{{"index":'
         self._chunk_tail = '}],"usage":null}' if generation.include_usage else "}]}"
+        self._num_generated = [0] * len(generation.requests)  # tokens of each choice so far
 
     def _envelope(self, kind: str) -> str:
         generation = self._generation
@@ -36,7 +37,19 @@ class OpenAIChunks:
     def chunk(self, index: int, body: str, logprobs: str, end: ChoiceEnd | None) -> bytes:
         """The event for a part of one choice."""
         finish = '"finish_reason":null' if end is None else _end_fields(end)
-        return event(f'{self._chunk_head}{index},{body},"logprobs":{logprobs},{finish}{self._chunk_tail}')
+        tail = self._chunk_tail
+        if self._generation.continuous_usage:
+            tail = f'}}],"usage":{self._usage_so_far(index)}}}'
+        return event(f'{self._chunk_head}{index},{body},"logprobs":{logprobs},{finish}{tail}')
+
+    def count(self, index: int, delta: RenderedDelta) -> None:
+        """Counts a delta's tokens as its choice's: chunks from now on say so, if the client asked for that."""
+        self._num_generated[index] += delta.num_generated
+
+    def _usage_so_far(self, index: int) -> str:
+        """The usage of one choice, as vLLM has it in each chunk."""
+        usage = AnswerUsage(len(self._generation.prompt_of(index).tokens), self._num_generated[index], 0)
+        return dumps({name: value for name, value in openai_usage(usage).items() if isinstance(value, int)})
 
     def has_tokens(self, delta: RenderedDelta) -> bool:
         """True for a delta with token ids or log-probabilities that the client asked for."""

@@ -47,9 +47,6 @@ LogitBias = Annotated[
 ]
 
 
-NoStats = Annotated[bool | None, WithJsonSchema({"enum": [False, None]})]
-
-
 def check_stop_strings(stops: Iterable[str]) -> None:
     """Raises ValueError for an empty stop string, and for one that is too long."""
     for stop in stops:
@@ -89,15 +86,8 @@ class StreamOptions(Body):
 
     include_usage: bool | None = None
     """Ends the stream with a chunk that holds the usage."""
-    continuous_usage_stats: NoStats = None
-    """Not supported: false."""
-
-    @field_validator("continuous_usage_stats")
-    @classmethod
-    def _no_stats(cls, value: bool | None) -> bool | None:
-        if value:
-            raise ValueError("not supported; use include_usage, which ends the stream with the usage")
-        return value
+    continuous_usage_stats: bool | None = None
+    """Each chunk has the tokens of its prompt and of its choice so far as `usage`."""
 
 
 class GenerationBody(FormFields, OpenBody):

@@ -152,6 +152,14 @@ class UsageReport(Response):
     """Times that it moved to another decode node, which computed nothing of it."""
 
 
+class UsageSoFar(Response):
+    """Tokens of a choice and its prompt, up to a chunk."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
 class Usage(Response):
     """Tokens of all choices; a prompt with several choices counts once."""
 
@@ -199,8 +207,9 @@ class AnswerEnvelope(Response):
 
 
 class ChunkEnvelope(AnswerEnvelope):
-    usage: Usage | None = None
-    """In every chunk if the stream includes the usage: null but in the last one, which has no choices."""
+    usage: Usage | UsageSoFar | None = None
+    """In every chunk if the stream includes the usage: null but in the last one, which has no choices. With
+    `continuous_usage_stats` those before have the usage so far."""
 
 
 # ---------------------------------------------------------------- tokens

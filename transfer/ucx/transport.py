@@ -114,8 +114,9 @@ class UcxTransport:
             self._keepalives = KeepaliveServer(config.host, config.port, self._listener.port, config.silence_s)
         except (ucx.UCXError, OSError) as error:
             raise TransportUnavailable(
-                f"UCX cannot start with {config}: {error}; check the names in transports and net_devices "
-                "(`ucx_info -d` lists them), and whether the port is free at the host"
+                f"UCX cannot start at {config.host}:{config.port} with transports {config.transports!r} and "
+                f"net_devices {config.net_devices!r}: {error}; the host must be an address of this machine and its "
+                "port free, and `ucx_info -d` lists the names"
             ) from error
         self.address = f"{config.host}:{self._keepalives.port}"
 

@@ -122,7 +122,6 @@ REFUSED: dict[str, list[dict[str, Any]]] = {
         {"tool_choice": "maybe"},
         {"functions": [{"name": "f"}]},
         {"xtc_probability": False},
-        {"stream_options": {"continuous_usage_stats": True}},
         {"stream_options": {"continuous_usage_stats": 0}},
         {"headrace": {"reprot": True}},
         {"headrace": {"checkpoint_at": [0]}},
@@ -155,11 +154,13 @@ ANSWERED: dict[str, list[dict[str, Any]]] = {
     "/v1/chat/completions": [
         {},
         {"stream_options": {"include_usage": True}},
+        {"stream_options": {"include_usage": True, "continuous_usage_stats": True}, "n": 2},
         {"headrace": {"report": True}, "n": 2},
         {"logprobs": True, "top_logprobs": 2, "return_token_ids": True},
     ],
     "/v1/completions": [
         {"echo": True, "logprobs": 2, "return_token_ids": True},
+        {"stream_options": {"continuous_usage_stats": True}},
         {"prompt": ["a", "b"], "n": 2, "headrace": {"report": True}},
     ],
 }

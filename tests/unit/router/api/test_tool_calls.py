@@ -35,6 +35,11 @@ QUESTION: Any = {"role": "user", "content": "How is the weather?"}
 CHAT: Any = {"model": "m", "messages": [QUESTION], "tools": TOOLS}
 
 
+def called(call: dict[str, Any]) -> dict[str, Any]:
+    """An assistant's message with this call."""
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model_folder(tmp_path_factory.mktemp("tools") / "m", chat_template=TOOL_TEMPLATE)
@@ -117,6 +122,25 @@ async def test_tokens_are_those_of_the_whole_answer(running: Running, tokens: Mo
     assert ids == [*tokens.encode(ANSWER), STOP_ID]
 
 
+@pytest.mark.parametrize("fields", [{}, {"include_usage": True}], ids=str)
+async def test_each_chunk_has_the_usage_so_far(running: Running, tokens: ModelTokens, fields: dict[str, bool]):
+    options = {"stream_options": {"continuous_usage_stats": True, **fields}, "return_token_ids": True}
+    reply = await running.http.post("/v1/chat/completions", json={**CHAT, **options, "stream": True, "n": 2})
+    lines = reply.text.split("\n\n")
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    num_tokens = [0, 0]
+    for chunk in chunks[: -1 if fields else None]:
+        (choice,) = chunk["choices"]
+        num_tokens[choice["index"]] += len(choice.get("token_ids", ()))
+        so_far, prompt = num_tokens[choice["index"]], chunks[0]["usage"]["prompt_tokens"]
+        assert chunk["usage"] == {
+            "prompt_tokens": prompt, "completion_tokens": so_far, "total_tokens": prompt + so_far
+        }  # fmt: skip
+    assert num_tokens == [len(tokens.encode(ANSWER)) + 1] * 2
+    if fields:
+        assert chunks[-1]["choices"] == [] and chunks[-1]["usage"]["completion_tokens"] == sum(num_tokens)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_answer_is_as_documented(running: Running, stream: bool):
     api = Document((await running.http.get("/openapi.json")).json())
@@ -195,6 +219,10 @@ async def test_required_and_named_calls_are_held_by_a_grammar(
         ({"tool_choice": "required", "tools": []}, "tool_choice 'required' without tools: give"),
         ({"tools": [{"type": "function"}]}, "tools: {'type': 'function'} names no function: give"),
         ({"tools": [{"function": {"name": 7}}]}, "names no function: give"),
+        ({"tools": [{"function": {"name": "f", "parameters": []}}]}, "tools: parameters [] must be an object"),
+        ({"messages": [called({"id": "a", "type": "function"})]}, "messages.0.tool_calls: {'id': 'a', 'type'"),
+        ({"messages": [called({"function": {"name": None}})]}, "names no function: give"),
+        ({"messages": [called({"function": {"name": "f", "arguments": [1]}})]}, "arguments [1] must be JSON"),
         ({"tool_choice": {"type": "function", "function": {"name": "walk"}}}, "there is no such tool"),
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice {'type': 'allowed_tools'}: must be"),
         ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "leave one out"),
@@ -202,7 +230,7 @@ async def test_required_and_named_calls_are_held_by_a_grammar(
         ({"tool_choice": "required", "tools": [{"type": "function", "function": {"name": "a b"}}]}, "letters, digits"),
     ],
 )
-async def test_a_tool_choice_that_cannot_be_held_is_refused(running: Running, fields: dict[str, Any], message: str):
+async def test_tools_and_calls_that_cannot_be_held_are_refused(running: Running, fields: dict[str, Any], message: str):
     reply = await running.http.post("/v1/chat/completions", json={**CHAT, **fields})
     assert reply.status_code == 400
     assert message in reply.json()["error"]["message"]
