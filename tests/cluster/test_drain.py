@@ -141,6 +141,7 @@ async def test_a_drained_node_ends(tiny_checkpoint, tmp_path: Path):
             assert refused.status_code == 409, "nobody else decodes"
 
 
+@pytest.mark.slow
 async def test_none_of_200_requests_is_lost_while_two_of_three_nodes_are_drained(tiny_checkpoint, tmp_path: Path):
     with Cluster(tiny_checkpoint("granite"), tmp_path, num_decode=3) as cluster:
         async with client_of(cluster) as client:

@@ -61,7 +61,7 @@ def test_shares_begin_and_end_anywhere(programs: int):
     check_decode([0, 33, 0, 0, 1, 64, 16, 0, 130, 15, 0], 6, 3, 16, torch.float32, programs, tile=STEP)
 
 
-@pytest.mark.parametrize("long_at", [0, 255, 256, 299])
+@pytest.mark.parametrize("long_at", [255, 256])
 def test_contexts_of_more_sequences_than_are_added_up_at_once(long_at: int):
     lens = [number % 3 for number in range(300)]
     lens[long_at] = 200
@@ -78,7 +78,7 @@ def test_decode_closes_its_output_gate_of_heads_of_any_size(programs: int, D: in
 @pytest.mark.parametrize("T", [1, 4])
 def test_heads_of_any_number_are_merged_from_few_and_many_pieces(T: int, programs: int, H: int, D: int):
     """With a gate."""
-    rows = [drafts(126, T, T), drafts(2000, 1, T), drafts(2047, T, T), drafts(0, 0, T), drafts(14, T, T)]
+    rows = [drafts(126, T, T), drafts(1300, 1, T), drafts(1343, T, T), drafts(0, 0, T), drafts(14, T, T)]
     check_rows(rows, H, 1, D, programs=programs, has_gate=True)
 
 

@@ -64,6 +64,7 @@ def answered(path: Path, speculation: SpeculationConfig) -> tuple[int, FakeDevic
     return sum(len(run.tokens) for run in asked), device
 
 
+@pytest.mark.slow
 def test_drafts_that_pay_beside_prompts_go_on_within_a_gap(path: Path) -> None:
     """While the host takes as long as a step with drafts has room for: no step may wait for it."""
     plain, _ = answered(path, SpeculationConfig())
