@@ -23,7 +23,7 @@ from transfer.ucx.keepalive import ID_BYTES, Keepalive
 pytestmark = pytest.mark.slow  # bounds times that other work on the machine would stretch
 
 if TYPE_CHECKING:
-    from transfer.ucx.endpoint import Endpoint
+    from transfer.ucx.endpoint import Endpoint, UcxConnection
     from transfer.ucx.transport import UcxTransport
 
 NONCE = 7
@@ -57,6 +57,17 @@ async def transports(count: int) -> AsyncIterator["list[UcxTransport]"]:
         yield opened
 
 
+async def arrives_whole(connection: "UcxConnection", listener: Listener) -> None:
+    """Sends the listener's first message at once, and receives it."""
+    part = np.arange(100_000, dtype=np.uint8)
+    sent = connection.send(Tag(NONCE, 0, True), part, soon())
+    await until(lambda: len(listener.arrived) == 1)
+    received = np.zeros_like(part)
+    await listener.arrived[0].receive(received, soon(), connection.id)
+    await sent
+    assert (received == part).all()
+
+
 async def test_a_connection_keeps_its_id_whoever_else_claims_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the keepalive server, and behind it: a stranger accepted under an id of its own sends another over UCX."""
     async with transports(3) as (node, peer, stranger):
@@ -76,13 +87,7 @@ async def test_a_connection_keeps_its_id_whoever_else_claims_it(monkeypatch: pyt
         await stranger._move_id(forged, forged.ucx_endpoint.stream_send, id_bytes)
         await until(lambda: forged.lost is not None)
 
-        part = np.arange(100_000, dtype=np.uint8)
-        sent = connection.send(Tag(NONCE, 0, True), part, soon())
-        await until(lambda: len(listener.arrived) == 1)
-        received = np.zeros_like(part)
-        await listener.arrived[0].receive(received, soon(), connection.id)
-        await sent
-        assert (received == part).all()
+        await arrives_whole(connection, listener)
         assert lost == []
 
 
@@ -114,14 +119,7 @@ async def test_the_first_message_of_a_connection_comes_when_its_receiver_knows_i
         identify_late(node, 0.2)
         listener = Listener()
         node.expect(NONCE, listener)
-        part = np.arange(100_000, dtype=np.uint8)
-        connection = await peer.connect(node.address, soon())
-        sent = connection.send(Tag(NONCE, 0, True), part, soon())
-        await until(lambda: len(listener.arrived) == 1)
-        received = np.zeros_like(part)
-        await listener.arrived[0].receive(received, soon(), connection.id)
-        await sent
-        assert (received == part).all()
+        await arrives_whole(await peer.connect(node.address, soon()), listener)
 
 
 async def test_a_peer_that_does_not_confirm_the_connection_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
