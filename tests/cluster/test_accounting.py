@@ -242,11 +242,8 @@ def assert_faults_are_counted(load: Load, before: Counted, after: Counted) -> No
     assert after.own("migrations") >= before.own("migrations")
 
 
-@pytest.mark.parametrize(
-    "victims",
-    [["d1"], pytest.param(["d1", "p1", "d0", "p0", "d1"], marks=pytest.mark.slow)],
-    ids=["60 requests", "180 requests"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("victims", [["d1"], ["d1", "p1", "d0", "p0", "d1"]], ids=["60 requests", "180 requests"])
 async def test_the_routers_and_the_nodes_counters_agree(victims: list[str], tiny_checkpoint, tmp_path: Path) -> None:
     with Cluster(
         tiny_checkpoint("granite"),

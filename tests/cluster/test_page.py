@@ -8,6 +8,7 @@ from itertools import count
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.support.browser import in_browser, part, shown
 from tests.support.cluster.asking import ASK_TIMEOUT_S, ask
@@ -18,6 +19,7 @@ PAGE_SECONDS = 60
 """Several heartbeats of the nodes: each second of the page's is a poll, which takes real time."""
 
 
+@pytest.mark.slow
 @in_browser
 async def test_a_browser_draws_what_flows_hits_and_gaps(tiny_checkpoint, tmp_path: Path) -> None:
     with Cluster(tiny_checkpoint("qwen35"), tmp_path) as cluster:

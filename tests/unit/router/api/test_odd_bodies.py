@@ -138,7 +138,7 @@ def with_odd_parts(body: dict[str, Any], rng: random.Random) -> dict[str, Any]:
     return odd
 
 
-@pytest.mark.parametrize("tool_format", ["qwen3_coder", "hermes"])
+@pytest.mark.parametrize("tool_format", ["qwen3_coder", pytest.param("hermes", marks=pytest.mark.slow)])
 async def test_no_body_fails_the_router(tool_format: str, start_router: StartRouter, cluster: FakeCluster) -> None:
     running, rng = await start_router(cluster, tool_format=tool_format), random.Random(tool_format)
     for path, body in BODIES:
