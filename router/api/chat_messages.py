@@ -18,13 +18,8 @@ class TextPart(Body):
 
 
 ContentPart = TextPart | RefusalPart
-CALL = {
-    "type": "object",
-    "properties": {
-        "function": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
-    },
-    "required": ["function"],
-}
+NAMED_FUNCTION = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+CALL = {"type": "object", "properties": {"function": NAMED_FUNCTION}, "required": ["function"]}
 CALL_SHAPE = '{"id": ..., "type": "function", "function": {"name": ..., "arguments": ...}}'
 UNSERVED = {"function_call": "use tool_calls", "audio": "this model takes text only"}
 """Fields of a message whose loss would change the answer, and what to do."""
@@ -52,7 +47,7 @@ class ChatMessage(Body):
     def _calls(cls, calls: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
         for call in calls or ():
             function = call.get("function", call)  # some templates read calls without the object around
-            if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            if not has_name(function):
                 raise ValueError(f"{call!r:.100} names no function: give {CALL_SHAPE}")
             arguments = function.get("arguments")
             if not isinstance(arguments, str | dict | None):
@@ -73,3 +68,8 @@ class ChatMessage(Body):
             content = "\n".join(part.text for part in content)
         given = {name: getattr(self, name) for name in self.model_fields_set}
         return {**(self.model_extra or {}), **given, "role": self.role, "content": content or ""}
+
+
+def has_name(function: Any) -> bool:
+    """True for a function of a tool, a call or a choice, each of which says which one it is."""
+    return isinstance(function, dict) and isinstance(function.get("name"), str)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field, WithJsonSchema, field_validator, model_validator
 
 from router.api.body_schemas import Whole, wrong_field
-from router.api.chat_messages import ChatMessage
+from router.api.chat_messages import NAMED_FUNCTION, ChatMessage, has_name
 from router.api.request_schemas import MAX_LOGPROBS, GenerationBody
 from router.api.unsupported_fields import FOR_CHATS
 from router.errors import bad_request
@@ -16,7 +16,7 @@ NAMED_TOOL = {
     "type": "object",
     "properties": {
         "type": {"const": "function"},
-        "function": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+        "function": NAMED_FUNCTION,
     },
     "required": ["type", "function"],
 }
@@ -80,7 +80,7 @@ class ChatBody(GenerationBody):
         for tool in tools or ():
             if (kind := tool.get("type")) not in (None, "function"):
                 raise ValueError(f"type {kind!r:.40} is not served: use 'function', which the client runs")
-            if not _has_name(tool):
+            if not has_name(tool.get("function")):
                 raise ValueError(f"{tool!r:.100} names no function: give {TOOL_SHAPE}")
             if not isinstance(parameters := tool["function"].get("parameters"), dict | None):
                 raise ValueError(f"parameters {parameters!r:.100} must be an object, a JSON Schema")
@@ -129,9 +129,4 @@ class ChatBody(GenerationBody):
 
 
 def _names_tool(choice: Any) -> bool:
-    return isinstance(choice, dict) and choice.get("type") == "function" and _has_name(choice)
-
-
-def _has_name(tool: dict[str, Any]) -> bool:
-    function = tool.get("function")
-    return isinstance(function, dict) and isinstance(function.get("name"), str)
+    return isinstance(choice, dict) and choice.get("type") == "function" and has_name(choice.get("function"))

@@ -48,8 +48,7 @@ class OpenAIChunks:
 
     def _usage_so_far(self, index: int) -> str:
         """The usage of one choice, as vLLM has it in each chunk."""
-        usage = AnswerUsage(len(self._generation.prompt_of(index).tokens), self._num_generated[index], 0)
-        return dumps({name: value for name, value in openai_usage(usage).items() if isinstance(value, int)})
+        return dumps(_token_counts(len(self._generation.prompt_of(index).tokens), self._num_generated[index]))
 
     def has_tokens(self, delta: RenderedDelta) -> bool:
         """True for a delta with token ids or log-probabilities that the client asked for."""
@@ -104,11 +103,13 @@ def _end_fields(end: ChoiceEnd) -> str:
 def openai_usage(usage: AnswerUsage) -> dict[str, Any]:
     """The `usage` of chats and completions."""
     fields: dict[str, Any] = {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        **_token_counts(usage.prompt_tokens, usage.completion_tokens),
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
     if usage.reasoning_tokens is not None:
         fields["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
     return fields if usage.report is None else fields | {"headrace": usage.report}
+
+
+def _token_counts(prompt: int, completion: int) -> dict[str, int]:
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
